@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp.elastic import dcp_keys, leaves
+from ddp.elastic import dcp_keys, leaves, shares
 from ddp.elastic.leaves import Leaf
 
 if TYPE_CHECKING:
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from ddp.elastic.dcp_keys import Names
     from ddp.elastic.image import Image
 
+_SHARED_OUT = "shared_out"  # the names of the objects of which each part has a share
 _OF_PARAMETER = re.compile(r"state\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
     skeleton: Any
-    tensors: list[torch.Tensor]
+    tensors: list[Any]  # or pieces of them
     paths: list[str]
     names: Callable[[], Names]  # of the parameters in optimizers; only commits to disk need them
 
@@ -53,8 +54,12 @@ class Contents:
 
     def capture(self) -> Captured:
         tree = {
-            "objects": {name: each.state_dict() for name, each in self.objects.items()},
+            "objects": {
+                name: shares.tree_of(each) if isinstance(each, shares.SharedOut) else each.state_dict()
+                for name, each in self.objects.items()
+            },
             "fields": self.fields,
+            _SHARED_OUT: [name for name, each in self.objects.items() if isinstance(each, shares.SharedOut)],
         }
         return Captured(*leaves.disassemble(tree), self.names)
 
@@ -68,7 +73,7 @@ class Contents:
         found = {}
         for name, each in self.objects.items():
             if isinstance(each, torch.optim.Optimizer):
-                ids = [id(parameter) for group in each.param_groups for parameter in group["params"]]
+                ids = list(map(id, parameters_of(each)))
                 for names in known:
                     if all(number in names for number in ids):
                         found[name] = tuple(names[number] for number in ids)
@@ -77,13 +82,22 @@ class Contents:
 
     def partition(self) -> tuple[tuple[int, int], int]:
         """Return this rank's part, the number of parts, and a hash of which slice of each tensor it has."""
-        tensors = list(self._templates().values())
-        part = leaves.part_of(tensors)
-        return part or (0, 1), self.fingerprint()
+        found = {each.part() for each in self._shared_out().values()}
+        of_modules = leaves.part_of(list(self._templates().values()))
+        found |= set() if of_modules is None else {of_modules}
+        if len(found) > 1:  # they are cut differently: each rank is a part
+            return (torch.distributed.get_rank(), torch.distributed.get_world_size()), self.fingerprint()
+        return next(iter(found), (0, 1)), self.fingerprint()
 
     def fingerprint(self) -> int:
-        regions = [(path, leaves.leaf_of(each, path).region) for path, each in self._templates().items()]
+        regions: list[Any] = [
+            (path, leaves.leaf_of(each, path).region) for path, each in self._templates().items()
+        ]
+        regions += [(name, each.ranges()) for name, each in self._shared_out().items()]
         return zlib.crc32(repr(regions).encode())
+
+    def _shared_out(self) -> dict[str, shares.SharedOut]:
+        return {name: each for name, each in self.objects.items() if isinstance(each, shares.SharedOut)}
 
     def _templates(self) -> dict[str, torch.Tensor]:
         """The tensors of modules, by path. They exist, with their sharding, before anything is loaded."""
@@ -98,22 +112,19 @@ class Contents:
 
     def restore(self, images: Iterable[Image]) -> int:
         """Load the images one by one, in the order of their parts; return the world size of the job that wrote them."""
-        assembly: _Assembly | None = None
+        assembly = _Assembly(self._all_templates())
         for each in images:
-            assembly = assembly or _Assembly(each, self._all_templates())
             assembly.take(each)
-        assert assembly is not None
-        tree = leaves.assemble(assembly.skeleton, assembly.tensor)
-        self._load(tree)
+        self._load(assembly.tree())
         return assembly.world_size
 
     def _all_templates(self) -> _Templates:
-        parameters = {
-            f"objects.{name}.": [p for group in each.param_groups for p in group["params"]]
-            for name, each in self.objects.items()
-            if isinstance(each, torch.optim.Optimizer)
+        optimizers = {
+            name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)
         }
-        return _Templates(self._templates(), parameters)
+        parameters = {f"objects.{name}.": parameters_of(each) for name, each in optimizers.items()}
+        shared = {f"objects.{name}.": each for name, each in self._shared_out().items()}
+        return _Templates(self._templates(), parameters, shared)
 
     def _load(self, tree: dict[str, Any]) -> None:
         there, here = set(tree["objects"]), set(self.objects)
@@ -125,6 +136,9 @@ class Contents:
             )
         for name, each in self.objects.items():
             state = tree["objects"][name]
+            if isinstance(each, shares.SharedOut):
+                shares.load(each, state)
+                continue
             # A module copies the tensors; other objects keep them, so they need a copy.
             each.load_state_dict(state if isinstance(each, torch.nn.Module) else _own_copy(state))
         self.fields.update((name, value) for name, value in _own_copy(tree["fields"]).items())
@@ -135,15 +149,20 @@ def _own_copy(tree: Any) -> Any:
     return leaves.assemble(skeleton, lambda number: tensors[number].clone())
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    if isinstance(optimizer, shares.SharedOut):
+        return optimizer.whole_parameters()
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _check_shareable(name: str, value: Any) -> None:
-    """Raise if a state differs between ranks but is not stored in DTensors: then it cannot be resharded."""
-    for kind in ("ZeroRedundancyOptimizer", "ShardedOptimizer"):
-        if kind in {each.__name__ for each in type(value).__mro__}:
-            raise TypeError(
-                f"cannot commit {name}: a {kind} is sharded, but its state does not describe the shards, so it cannot "
-                "be restored on other ranks. Use FSDP2, or call consolidate_state_dict() on all ranks, and then on "
-                "rank 0 torch.save() the result of state_dict()"
-            )
+    """Raise if a state differs between ranks, and nothing tells how: then it cannot be resharded."""
+    if "ZeroRedundancyOptimizer" in {each.__name__ for each in type(value).__mro__}:
+        raise TypeError(
+            f"cannot commit {name}: a ZeroRedundancyOptimizer is sharded, but its state does not describe the shards, "
+            "so it cannot be restored on other ranks. Use ddp.ShardedOptimizer or FSDP2. Or call "
+            "consolidate_state_dict() on all ranks, and then on rank 0 torch.save() the result of state_dict()"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,39 +171,107 @@ class _Templates:
 
     modules: dict[str, torch.Tensor]
     parameters: dict[str, list[torch.Tensor]]  # of each optimizer, by the prefix of its paths
+    shared_out: dict[str, shares.SharedOut]  # likewise
 
     def of(self, leaf: Leaf) -> torch.Tensor | None:
         found = self.modules.get(leaf.path)
         if found is not None:
             return found
         for prefix, parameters in self.parameters.items():
-            numbered = leaf.path.startswith(prefix) and _OF_PARAMETER.match(leaf.path, len(prefix))
-            if numbered and int(numbered[1]) < len(parameters):
-                parameter = parameters[int(numbered[1])]
+            number = _number_in(leaf.path, prefix)
+            if number is not None and number < len(parameters) and prefix not in self.shared_out:
+                parameter = parameters[number]
                 if tuple(parameter.shape) == leaf.shape:
                     return parameter
         return None
+
+    def ranges(self, leaf: Leaf) -> list[shares.Range] | None:
+        """The ranges of the leaf that this rank wants; None if it wants a region, as usual."""
+        for prefix, optimizer in self.shared_out.items():
+            number = _number_in(leaf.path, prefix)
+            if number is not None and number < len(parameters := self.parameters[prefix]):
+                if leaf.shape != tuple(parameters[number].shape):
+                    return None
+                if not optimizer.is_elementwise(number, leaf.path.rpartition(".")[2], leaf.shape):
+                    return None
+                return [each for each in shares.ranges_of(optimizer) if each.number == number]
+        return None
+
+
+def _number_in(path: str, prefix: str) -> int | None:
+    """The number of the parameter in the path of the state of an optimizer."""
+    found = path.startswith(prefix) and _OF_PARAMETER.match(path, len(prefix))
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """The place of a tensor in a skeleton, by its path."""
+
+    path: str
 
 
 class _Assembly:
     """The tensors of a commit while they are restored from its images."""
 
-    def __init__(self, first: Image, templates: _Templates) -> None:
-        self.skeleton = first.skeleton()
-        self.world_size = first.head.world_size
-        self._templates = [templates.of(leaf) for leaf in first.layout.leaves]
-        pairs = zip(first.layout.leaves, self._templates, strict=True)
-        self._leaves = [_target_leaf(leaf, template) for leaf, template in pairs]
-        self._filled = [leaves.Filled(leaf) for leaf in self._leaves]
+    def __init__(self, templates: _Templates) -> None:
+        self.world_size = 0
+        self._templates = templates
+        self._tree: Any = None
+        self._found: dict[str, _Wanted] = {}
 
     def take(self, image: Image) -> None:
-        for number, filled in enumerate(self._filled):
+        keys = _keys(image.layout.leaves)
+        self._merge(leaves.assemble(image.skeleton(), lambda number: _Ref(keys[number])))
+        self.world_size = self.world_size or image.head.world_size
+        for number, leaf in enumerate(image.layout.leaves):
+            if keys[number] not in self._found:
+                self._found[keys[number]] = self._wanted(leaf)
             piece = image.tensor(number)
             if piece is not None:
-                filled.take(image.layout.leaves[number].region, piece)
+                self._found[keys[number]].filled.take(leaf.region, piece)
 
-    def tensor(self, number: int) -> torch.Tensor:
-        return leaves.with_sharding(self._filled[number].result(), self._templates[number])
+    def _merge(self, tree: Any) -> None:
+        if self._tree is None:
+            self._tree = tree
+        for name in self._tree.get(_SHARED_OUT, ()):
+            shares.merge(self._tree["objects"][name]["state"], tree["objects"][name]["state"])
+
+    def _wanted(self, leaf: Leaf) -> _Wanted:
+        if (ranges := self._templates.ranges(leaf)) is not None:
+            return _Wanted(shares.Targets(leaf, ranges), None)
+        template = self._templates.of(leaf)
+        return _Wanted(leaves.Filled(_target_leaf(leaf, template)), template)
+
+    def tree(self) -> dict[str, Any]:
+        def tensor(node: Any) -> Any:
+            if not isinstance(node, _Ref):
+                return leaves.KEEP
+            wanted = self._found[node.path]
+            result = wanted.filled.result()
+            return result if isinstance(result, dict) else leaves.with_sharding(result, wanted.template)
+
+        made: dict[str, Any] = leaves.replaced(self._tree, tensor)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    filled: leaves.Filled | shares.Targets
+    template: torch.Tensor | None
+
+
+def _keys(described: Iterable[Leaf]) -> list[str]:
+    """The paths of the leaves. Pieces of one tensor have the same path; other tensors get different ones."""
+    taken: set[str] = set()
+    keys = []
+    for leaf in described:
+        key = leaf.path
+        while key in taken and not leaf.sharded:  # {"a.b": x, "a": {"b": y}}
+            key += "~"
+        taken.add(key)
+        keys.append(key)
+    return keys
 
 
 def _target_leaf(leaf: Leaf, template: torch.Tensor | None) -> Leaf:

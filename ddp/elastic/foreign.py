@@ -14,6 +14,8 @@ import torch
 
 from ddp.elastic import dcp_keys, leaves
 from ddp.elastic.checkpoint import Checkpoint, CheckpointError
+from ddp.elastic.contents import parameters_of
+from ddp.elastic.shares import SharedOut
 
 if TYPE_CHECKING:
     from ddp.elastic.dcp_keys import Names
@@ -86,7 +88,7 @@ def _like(checkpoint: Checkpoint, key: str, template: torch.Tensor) -> torch.Ten
 def _optimizer_state(
     checkpoint: Checkpoint, name: str, optimizer: torch.optim.Optimizer, names: tuple[str, ...] | None
 ) -> dict[str, Any] | None:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     numbers = {str(number): number for number in range(len(parameters))}
     numbers |= {} if names is None else {each: number for number, each in enumerate(names)}
     by_prefix: dict[str, dict[tuple[int, str], str]] = {}
@@ -100,7 +102,11 @@ def _optimizer_state(
     state: dict[int, dict[str, Any]] = {}
     for (number, slot), key in by_prefix[prefix].items():
         state.setdefault(number, {})[slot] = _slot(checkpoint, key, parameters[number])
-    groups = optimizer.state_dict()["param_groups"]
+    groups = (
+        optimizer.numbered_groups()
+        if isinstance(optimizer, SharedOut)
+        else optimizer.state_dict()["param_groups"]
+    )
     for index, group in enumerate(groups):
         first = names[group["params"][0]] if names is not None and group["params"] else str(index)
         for option in group:

@@ -48,6 +48,15 @@ class Leaf:
         return self.dtype.itemsize * math.prod(self.local_shape)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A region of a tensor that is no DTensor. A list of them stands for all that a rank has of the tensor."""
+
+    tensor: torch.Tensor
+    shape: tuple[int, ...]  # of the whole tensor
+    region: Region
+
+
 def whole(shape: tuple[int, ...]) -> Region:
     return tuple((0, length) for length in shape)
 
@@ -55,12 +64,16 @@ def whole(shape: tuple[int, ...]) -> Region:
 # --- trees and skeletons -----------------------------------------------------------------------------
 
 
-def disassemble(tree: Any) -> tuple[Any, list[torch.Tensor], list[str]]:
-    """Split a tree into its skeleton, its tensors, and their paths."""
-    tensors: list[torch.Tensor] = []
+def disassemble(tree: Any) -> tuple[Any, list[Any], list[str]]:
+    """Split a tree into its skeleton, its tensors (or pieces of them), and their paths."""
+    tensors: list[Any] = []
     paths: list[str] = []
 
     def visit(node: Any, path: str) -> Any:
+        if isinstance(node, list) and node and isinstance(node[0], Piece):
+            tensors.extend(node)
+            paths.extend([path] * len(node))
+            return f"{_MARK}{len(tensors) - len(node)}"
         if isinstance(node, torch.Tensor) and _is_plain(node):
             tensors.append(node)
             paths.append(path)
@@ -80,11 +93,24 @@ def marked(node: Any) -> int | None:
 
 
 def assemble(skeleton: Any, tensor: Callable[[int], Any]) -> Any:
-    def visit(node: Any, path: str) -> Any:
+    def at(node: Any) -> Any:
         number = marked(node)
-        return _rebuild(node, path, visit) if number is None else tensor(number)
+        return KEEP if number is None else tensor(number)
 
-    return visit(skeleton, "")
+    return replaced(skeleton, at)
+
+
+KEEP = object()
+
+
+def replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The tree with `change(node)` in place of each node for which it does not return KEEP."""
+
+    def visit(node: Any, path: str) -> Any:
+        new = change(node)
+        return _rebuild(node, path, visit) if new is KEEP else new
+
+    return visit(tree, "")
 
 
 def _rebuild(node: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:
@@ -110,7 +136,10 @@ def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def leaf_of(tensor: torch.Tensor, path: str) -> Leaf:
+def leaf_of(tensor: torch.Tensor | Piece, path: str) -> Leaf:
+    if isinstance(tensor, Piece):
+        stride = tensor.tensor.stride()
+        return Leaf(path, tensor.tensor.dtype, tensor.shape, stride, tensor.region, sharded=True)
     if not is_dtensor(tensor):
         shape = tuple(tensor.shape)
         return Leaf(path, tensor.dtype, shape, tensor.stride(), whole(shape), sharded=False)
@@ -127,7 +156,9 @@ def leaf_of(tensor: torch.Tensor, path: str) -> Leaf:
     return Leaf(path, tensor.dtype, shape, local(tensor).stride(), region, sharded)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor | Piece) -> torch.Tensor:
+    if isinstance(tensor, Piece):
+        return tensor.tensor.detach()
     return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 

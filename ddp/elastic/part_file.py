@@ -108,6 +108,7 @@ class Encoder:
 
 def _plan(layout: Layout, keys: dcp_keys.Keys) -> _Plan:
     items, rows, end = [], [], 0
+    names = {layout.leaves[number].path: key for number, key in keys.tensors.items()}
     for number, (leaf, data_at) in enumerate(zip(layout.leaves, layout.offsets, strict=True)):
         at, length = -1, 0
         begin = end
@@ -117,7 +118,7 @@ def _plan(layout: Layout, keys: dcp_keys.Keys) -> _Plan:
             at, length = begin + len(made.head), len(made.head) + leaf.n_bytes + len(made.tail)
             end += length
         described = [leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded]
-        rows.append([*described, at, begin, length, keys.tensors[number]])
+        rows.append([*described, at, begin, length, keys.tensors.get(number, names.get(leaf.path))])
     return _Plan(items, json.dumps(rows).encode(), end)
 
 
@@ -186,7 +187,7 @@ class Index:
 def tables_of(indexes: dict[str, Index]) -> Table:
     """The tensors of all parts of a commit, as DCP needs them. `indexes`: by the names of their files."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    chunks: dict[str, list[Chunk]] = {}
+    chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
     paths = {}
     for file, index in indexes.items():
         for _path, dtype, shape, _stride, region, sharded, at, begin, length, key in index.rows():
@@ -196,8 +197,10 @@ def tables_of(indexes: dict[str, Index]) -> Table:
             sizes = tuple(size for _start, size in region)
             if at >= 0 and not (sharded and 0 in sizes):  # DCP has no chunk without elements beside others
                 offsets = tuple(start for start, _size in region)
-                chunks.setdefault(name, []).append(Chunk(offsets, sizes, Place(file, begin, length)))
-    tensors = {key: TensorEntry(*shapes[key], tuple(chunks.get(key, ()))) for key in shapes}
+                # A number that several ranks keep, each for its piece of a parameter, is there once.
+                place = Place(file, begin, length)
+                chunks.setdefault(name, {}).setdefault(offsets, Chunk(offsets, sizes, place))
+    tensors = {key: TensorEntry(*shapes[key], tuple(chunks.get(key, {}).values())) for key in shapes}
     return Table(tensors, {}, paths)
 
 

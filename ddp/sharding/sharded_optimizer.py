@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from ddp.comm_hooks.plain import completed
 from ddp.groups.reform_plan import CannotReform
+from ddp.reducer.bucket import gradient_strides
 from ddp.reducer.module import DistributedDataParallel
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.sharding import whole_state
@@ -32,7 +33,7 @@ from ddp.sharding.sharded_buckets import ShardedBucket
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddp.reducer.grad_bucket import GradBucket
 
@@ -251,9 +252,9 @@ class ShardedOptimizer(Optimizer, Joinable):
         for number, start, end, state in (each for of_rank in states for each in of_rank):
             of.setdefault(number, []).append((start, end, state))
         whole = {i: whole_state.put_together(of[i], self._whole[i]) for i in sorted(of)}
-        return {"state": whole, "param_groups": self._numbered_groups()}
+        return {"state": whole, "param_groups": self.numbered_groups()}
 
-    def _numbered_groups(self) -> list[dict[str, Any]]:
+    def numbered_groups(self) -> list[dict[str, Any]]:
         first, groups = 0, []
         for group, given in zip(self.param_groups, self._groups, strict=True):
             numbers = list(range(first, first + len(given["params"])))
@@ -274,6 +275,16 @@ class ShardedOptimizer(Optimizer, Joinable):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the whole state, and keep this rank's share. All ranks pass the whole state."""
         groups = state_dict["param_groups"]
+        self._check_groups(groups)
+        named = [number for group in groups for number in group["params"]]
+        state = {
+            i: whole_state.cut(state_dict["state"][named[number]], self._whole[number], start, end)
+            for i, (number, start, end) in enumerate(self._numbered)
+            if named[number] in state_dict["state"]
+        }
+        self._load_local(state, groups)
+
+    def _check_groups(self, groups: list[dict[str, Any]]) -> None:
         sizes = [len(group["params"]) for group in groups]
         if sizes != [len(group["params"]) for group in self._groups]:
             own = [len(group["params"]) for group in self._groups]
@@ -281,18 +292,39 @@ class ShardedOptimizer(Optimizer, Joinable):
                 f"cannot load the state: its parameter groups have {sizes} parameters, those of this optimizer have "
                 f"{own}. Load the state of an optimizer with the same groups"
             )
-        named = [number for group in groups for number in group["params"]]
-        state = {
-            i: whole_state.cut(state_dict["state"][named[number]], self._whole[number], start, end)
-            for i, (number, start, end) in enumerate(self._numbered)
-            if named[number] in state_dict["state"]
-        }
+
+    def _load_local(self, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
         local, first = [], 0
         for group, mine in zip(groups, self.param_groups, strict=True):
             local.append({**group, "params": list(range(first, first + len(mine["params"])))})
             first += len(mine["params"])
+        state = {number: each for number, each in state.items() if each}
         self._local.load_state_dict({"state": state, "param_groups": local})
         self._share()
+
+    # --- the share of this rank, for ddp.elastic (`ddp.elastic.shares.SharedOut`) -----------------------
+
+    def whole_parameters(self) -> list[torch.Tensor]:
+        return self._whole
+
+    def part(self) -> tuple[int, int]:
+        return dist.get_rank(self._group), self._group.size()
+
+    def ranges(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        """Return (number of the parameter, start, end, strides of the parameter) for each piece."""
+        return [(*each, tuple(gradient_strides(self._whole[each[0]]))) for each in self._numbered]
+
+    def state_of_ranges(self) -> list[Mapping[str, Any]]:
+        pieces = [piece for group in self.param_groups for piece in group["params"]]
+        return [self._local.state.get(piece, {}) for piece in pieces]
+
+    def is_elementwise(self, number: int, name: str, shape: tuple[int, ...]) -> bool:
+        return whole_state.is_elementwise(name, shape, self._whole[number])
+
+    def load_ranges(self, states: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+        """Load the states of the pieces, and the settings of the groups."""
+        self._check_groups(groups)
+        self._load_local(dict(enumerate(states)), groups)
 
     # --- join --------------------------------------------------------------------------------------
 

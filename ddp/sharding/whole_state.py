@@ -23,13 +23,14 @@ def cut(state: Mapping[str, Any], parameter: torch.Tensor, start: int, end: int)
 def _cut(name: str, value: Any, parameter: torch.Tensor, start: int, end: int) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if _elementwise(name, value, parameter):
+    if is_elementwise(name, tuple(value.shape), parameter):
         return _flat(value, parameter)[start:end].clone()
     return value.clone()  # a copy: otherwise the step would also increment the counter in the caller's state
 
 
-def _elementwise(name: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    return name not in _OF_THE_WHOLE and value.shape == parameter.shape
+def is_elementwise(name: str, shape: tuple[int, ...], parameter: torch.Tensor) -> bool:
+    """Whether an entry of a whole parameter's state has a number for each element of the parameter."""
+    return name not in _OF_THE_WHOLE and shape == tuple(parameter.shape)
 
 
 def _flat(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ def newest(folder: Path) -> Path:
         ("fsdp2", 3, ("ddp:1", "fsdp2:2")),
         pytest.param("torch", 2, ("ddp:2", "fsdp2:2"), marks=pytest.mark.nightly),
         pytest.param("fsdp2", 2, ("ddp:2", "hsdp:4"), marks=pytest.mark.nightly),
+        pytest.param("hsdp", 4, ("ddp:1", "fsdp2:3", "hsdp:2"), marks=pytest.mark.nightly),
     ],
 )
 def test_torch_alone_reads_a_commit_into_other_worlds_and_shardings(

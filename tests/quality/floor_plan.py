@@ -127,7 +127,7 @@ SHELL = {
             "__main__ archive checkpoint combining contents dcp_keys dcp_metadata folder foreign generators "
             "healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
             "logical_sums logical_world manifest part_file remote_folder request resume safetensors "
-            "sampler scratch state team writer",
+            "sampler scratch shares state team writer",
         ),
         *within(
             "groups",

@@ -66,12 +66,16 @@ class Averaging(nn.Module):
 
 
 def wrapped(kind):
-    if kind == "fsdp2":
+    if kind in ("fsdp2", "hsdp"):
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        world = dist.get_world_size()
+        shape, names = ((world,), ("shards",)) if kind == "fsdp2" else ((2, world // 2), ("copies", "shards"))
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         model = network()
-        fully_shard(model[0])
-        return fully_shard(model)
+        fully_shard(model[0], mesh=mesh)
+        return fully_shard(model, mesh=mesh)
     if kind == "plain":
         return ddp.DistributedDataParallel(without_dropout())
     if kind == "torch":
@@ -79,11 +83,33 @@ def wrapped(kind):
     return ddp.DistributedDataParallel(network())
 
 
+def optimizer_of(kind, model):
+    if kind == "sharded":
+        return ddp.ShardedOptimizer(model, torch.optim.Adam, lr=0.01)
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def whole_states(optimizer):
+    """What a ShardedOptimizer keeps, of all ranks, by parameter."""
+    mine = list(zip(optimizer.ranges(), optimizer.state_of_ranges(), strict=True))
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    found = {}
+    for (number, start, end, strides), state in (each for of_rank in everyone for each in of_rank):
+        parameter = optimizer.whole_parameters()[number]
+        whole = found.setdefault(parameter, {})
+        for name in ("exp_avg", "exp_avg_sq"):
+            made = whole.setdefault(name, torch.empty_strided(parameter.shape, strides))
+            made.as_strided((made.numel(),), (1,))[start:end] = state[name]
+    return found
+
+
 def digest(model, optimizer):
     """Of all parameters and what the optimizer keeps of them, whole, whoever has which part."""
     found = hashlib.sha256()
+    states = whole_states(optimizer) if isinstance(optimizer, ddp.ShardedOptimizer) else optimizer.state
     for parameter in model.parameters():
-        for tensor in (parameter, *(optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
+        for tensor in (parameter, *(states[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             found.update(whole.detach().contiguous().numpy().tobytes())
     return found.hexdigest()
@@ -159,7 +185,7 @@ def main():
         move_to_own_node()
     ddp.init(PLAN.get("backend", "auto"), timeout=60)
     model = wrapped(PLAN["model"])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = optimizer_of(PLAN["model"], model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.7)
     random.seed(RANK)
     np.random.seed(RANK)
