@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options images lock audit dist sbom tools fuzz clean
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options images lock audit dist sbom tools fuzz clean site site-version
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -62,7 +62,7 @@ quick: install-test
 test: install-test
 	@$(BIN)/python tests/cost.py $(MAKE) --no-print-directory test-steps
 
-test-steps: lint types quick processes
+test-steps: lint types quick site processes
 	@$(BIN)/python examples/demo.py
 
 # Two files at a time, in the order of their names: those that take longest do not come last.
@@ -187,6 +187,18 @@ tools: .venv-tools/.installed
 MINUTES ?= 2
 fuzz: install-test
 	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --keep $(TARGETS)
+
+# The documentation, strictly: generated pages, then the site with all its links checked, in build/site.
+site: install .venv-site/.installed
+	@rm -rf build/pages && $(BIN)/python docs/site/site_reference.py build/pages
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
+	@$(BIN)/python docs/site/site_check.py build/site
+
+# One more version of the site, on the local branch SITE_BRANCH: all versions lie side by side there, ready to be served.
+SITE_BRANCH ?= site
+site-version: site
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mike deploy --quiet --branch $(SITE_BRANCH) --update-aliases $(VERSION) latest
+	@.venv-site/bin/mike set-default --branch $(SITE_BRANCH) latest
 
 # docs/options.md is made from the table of options; a test holds the two together.
 options: install

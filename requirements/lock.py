@@ -5,6 +5,7 @@
     test.txt     what the tests need in addition           bench.txt  what the benchmarks need in addition
     tools.txt    the programs of `make lock`, `make audit` and `make sbom`, for an environment of their own
     lint.txt     the policy linter of the manifests, for another: it wants older versions of what we use
+    site.txt     the generator of the documentation site, for an environment of its own
     generator.txt  the compiler of the schemas, for another: as old as the oldest protobuf that we run with
     deploy/docker/service.requirements.txt                 what the image of the service needs
 
@@ -36,6 +37,8 @@ OLDEST = "3.11"
 PYTHONS = (OLDEST, "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 TOOLS = ("cyclonedx-python-lib[json-validation]", "pip-audit", "uv")
+# Since these versions anchors are checked, and the theme loads nothing from elsewhere.
+SITE = ("mkdocs>=1.6", "mkdocs-material>=9.6", "mike>=2.1", "pymdown-extensions<13")  # 13 wants 3.11.5
 # The last whose code runs with protobuf 5.29. There are wheels for Python up to 3.13.
 GENERATOR = "grpcio-tools==1.71.*"
 FOR_CUDA = ("cuda-", "nvidia-", "triton")
@@ -43,6 +46,7 @@ _APART = (
     "tools.txt",
     "lint.txt",
     "generator.txt",
+    "site.txt",
     "torch-cpu.txt",
 )  # other environments; another name of a version
 HEAD = "# {what}, with the hashes of all its files. Made by `make lock`.\n"
@@ -175,6 +179,10 @@ def renewed(uv: str, upgrade: tuple[str, ...]) -> dict[Path, tuple[str, Pins]]:
         HERE / "bench.txt": ("What the benchmarks need in addition", added("bench")),
         HERE / "tools.txt": (tools, apart(uv, "tools.txt", upgrade, *TOOLS)),
         HERE / "lint.txt": ("The policy linter of the manifests", apart(uv, "lint.txt", upgrade, "checkov")),
+        HERE / "site.txt": (
+            "The generator of the documentation site",
+            apart(uv, "site.txt", upgrade, *SITE),
+        ),
         HERE / "generator.txt": (
             "The compiler of the schemas",
             apart(uv, "generator.txt", upgrade, GENERATOR),
