@@ -43,10 +43,14 @@ class _OneJob:
         return [self._job.job_id]
 
 
-async def serve(job: EmbeddedRendezvous, address: str) -> Callable[[], Awaitable[None]]:
+def calls_of(job: EmbeddedRendezvous) -> tuple[Operations, Calls]:
     limits, metrics, gate = Limits(), Metrics(), Gate("")
     calls = Calls(gate, metrics, Refusals(metrics), Counts("calls", limits.calls_per_identity))
-    operations = Operations(_OneJob(job), gate, limits)  # type: ignore[arg-type]
+    return Operations(_OneJob(job), gate, limits), calls  # type: ignore[arg-type]
+
+
+async def serve(job: EmbeddedRendezvous, address: str) -> Callable[[], Awaitable[None]]:
+    operations, calls = calls_of(job)
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", MESSAGE_BYTES),))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(_OPERATIONS, operations.methods(calls)),)

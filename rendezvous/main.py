@@ -126,7 +126,11 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     from rendezvous.service.server import CannotListen, Server, raise_file_limit
     from rendezvous.store.open import BadUrl, open_store
     from rendezvous.store.protocol import StoreError
+    from rendezvous.web.extra import missing_packages
 
+    if settled["web"] and (missing := missing_packages()):
+        _print_error(ValueError(missing))
+        return _USAGE
     start_logging(settled["log_format"], settled["log_level"])
     raise_file_limit()
     for warning in settings.warnings(settled):
@@ -155,15 +159,18 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     from rendezvous.service.web import Web
 
     web = Web(lambda: server.health.serving, server.metrics.text, refused=server.refusals.note)
-    if settled["http"]:
-        host, _, port = settled["http"].rpartition(":")
+    page = _page_of(server, settled)
+    for option, listen in (("http", web.listen), ("web", None if page is None else page.start)):
+        if not settled[option] or listen is None:
+            continue
+        host, _, port = settled[option].rpartition(":")
         try:
-            listening = await web.listen(host.strip("[]"), int(port))
+            listening = await listen(host.strip("[]"), int(port))
         except OSError as error:
             raise CannotListen(
-                f"cannot listen on {settled['http']} (--http): {in_words(error)}. Use another port or address"
+                f"cannot listen on {settled[option]} (--{option}): {in_words(error)}. Use another port or address"
             ) from error
-        _log.info("metrics at %s:%d", host, listening)
+        _log.info(*(("metrics at %s:%d", host, listening) if option == "http" else ("page at %s", listening)))
     where = ", ".join(
         a if a.startswith("unix:") else f"{a.rpartition(':')[0]}:{p}"
         for a, p in zip(settled["listen"], server.ports, strict=True)
@@ -179,21 +186,39 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     notifier.send("STOPPING=1")
     _log.info("received %s: asking the agents to reconnect, and shutting down", signal.Signals(signum).name)
     await web.close()
+    if page is not None:
+        await page.close()
+
+
+def _page_of(server: Any, settled: Mapping[str, Any]) -> Any:
+    if not settled["web"]:
+        return None
+    from rendezvous.web.callers import InProcess
+    from rendezvous.web.server import Behind, Page
+
+    def caller_of(identity: Any, peer: str) -> InProcess:
+        return InProcess(server.operations, server.calls, identity, peer)
+
+    return Page(Behind(server.gate, caller_of, server.refusals.note), _certificates(settled))
+
+
+def _certificates(settled: Mapping[str, Any]) -> Any:
+    from rendezvous.access.auth import Certificates
+
+    if not settled["tls_cert"]:
+        return None
+    return Certificates(settled["tls_cert"], settled["tls_key"], settled["client_ca"])
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:
-    from rendezvous.access.auth import Certificates
     from rendezvous.service.limits import Limits
     from rendezvous.service.server import ServerOptions
 
-    certificates = None
-    if settled["tls_cert"]:
-        certificates = Certificates(settled["tls_cert"], settled["tls_key"], settled["client_ca"])
     return ServerOptions(
         listen=tuple(settled["listen"]),
         advertise=settled["advertise"],
         key_file=settled["token_keys"],
-        certificates=certificates,
+        certificates=_certificates(settled),
         history_s=settled["history"] * 86_400.0,
         resume_grace_s=settled["resume_grace"],
         reflection=settled["reflection"],

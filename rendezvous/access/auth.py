@@ -92,8 +92,15 @@ class Gate:
         """The identity of the caller. Raises `Denied` (UNAUTHENTICATED)."""
         if not self._key_file:
             return Identity(peer_name(context))
+        return self.holder_of(_token(context.invocation_metadata() or ()))
+
+    @property
+    def uses_tokens(self) -> bool:
+        return bool(self._key_file)
+
+    def holder_of(self, token: str) -> Identity:
+        """The identity that a token gives. Raises `Denied` (UNAUTHENTICATED)."""
         self._reload()
-        token = _token(context.invocation_metadata() or ())
         if not token:
             raise Denied(
                 grpc.StatusCode.UNAUTHENTICATED,

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rendezvous.codec import question_message, told_in
 from rendezvous.pb import rendezvous_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from rendezvous.control.service import Service
     from rendezvous.values.questions import FromConversation, Wanted
 
 _NODES_AT_ONCE = 64  # if the answers of all nodes do not fit into one message
+
+
+class Caller(Protocol):
+    """Calls the service: over gRPC (`Service`), or in its own process."""
+
+    async def call(self, method: str, request: Any, *, longer_s: float = 0.0) -> Any:
+        """Raises `grpc.aio.AioRpcError`."""
+
+    def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]: ...
+
+    async def all_jobs(self) -> list[Any]: ...
 
 
 class NoSuchJob(Exception):
@@ -25,7 +35,7 @@ class BadArgument(Exception):
 
 
 async def inquire(
-    service: Service,
+    service: Caller,
     job_id: str,
     wanted: Wanted,
     *,
@@ -51,7 +61,7 @@ async def inquire(
     return list(answers.items())
 
 
-async def job_named(service: Service, given: str, *, ended_too: bool = False) -> str:
+async def job_named(service: Caller, given: str, *, ended_too: bool = False) -> str:
     """`given`, or the only job that has not ended; with `ended_too`, the only job. Raises `NoSuchJob`."""
     if given:
         return given

@@ -89,7 +89,9 @@ def _number(value: float | None) -> float:
 _COLUMNS: Mapping[str, _Column] = {
     "rank": _Column("RANK", _rank_of, lambda row, _: str(row.seen.rank)),
     "node": _Column("NODE", lambda row, _: row.node, lambda row, _: row.node, is_left=True, keep=3),
-    "phase": _Column("PHASE", lambda row, _: _phase(row.seen), lambda row, _: _phase(row.seen), is_left=True),
+    "phase": _Column(
+        "PHASE", lambda row, _: phase_text(row.seen), lambda row, _: phase_text(row.seen), is_left=True
+    ),
     "step": _Column("STEP", lambda row, _: row.seen.step, lambda row, _: _step(row.seen)),
     "time": _Column(
         "STEP TIME", lambda row, _: row.seen.mean_step_s, lambda row, _: duration(row.seen.mean_step_s)
@@ -188,7 +190,7 @@ def _count(number: int, what: str) -> str:
 # --- texts of cells --------------------------------------------------------------------------------------
 
 
-def _phase(seen: RankSeen) -> str:
+def phase_text(seen: RankSeen) -> str:
     if not seen.alive:
         return "ended"
     if seen.process in ("T", "t"):

@@ -24,6 +24,7 @@ from rendezvous.values.types import Cause, Decision, DecisionKind
 if TYPE_CHECKING:
     import argparse
 
+    from rendezvous.control.asking import Caller
     from rendezvous.control.service import Service
 
 _NO_FAILURE = (DecisionKind.FINISH, DecisionKind.GROW)
@@ -34,7 +35,7 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
         return _tell_file(arguments)
     name = await job_named(service, arguments.job, ended_too=True)
     job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
-    story = await _story(service, name, job, arguments.generation)
+    story = await story_of(service, name, job, arguments.generation)
     if story is None:
         show(
             f"job {name}: nothing has failed" if not is_for_programs(arguments.output) else {},
@@ -42,7 +43,7 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
         )
         return 0
     if is_for_programs(arguments.output):
-        show(_as_dict(story, job), arguments.output)
+        show(story_as_dict(story, job), arguments.output)
     else:
         show(printable_lines(story_text(story, _width())), arguments.output)
     return 0
@@ -72,7 +73,8 @@ def _width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-async def _story(service: Service, name: str, job: Any, wanted: int) -> Story | None:
+async def story_of(service: Caller, name: str, job: Any, wanted: int) -> Story | None:
+    """Of the last failure, or of that of a generation; None if nothing has failed. Raises `NoSuchJob`."""
     failures = [(each.generation, decode(Cause, each.cause)) for each in job.failures]
     decisions = [decode(Decision, each) for each in job.decisions]
     decisions = [each for each in decisions if each.kind not in _NO_FAILURE]
@@ -104,7 +106,7 @@ async def _story(service: Service, name: str, job: Any, wanted: int) -> Story | 
     )
 
 
-async def _times(service: Service, name: str, generation: int) -> RestartTimes | None:
+async def _times(service: Caller, name: str, generation: int) -> RestartTimes | None:
     """Of the restart that has started this generation."""
     try:
         response = await service.call("GetRestarts", pb.GetRestartsRequest(job_id=name))
@@ -120,7 +122,7 @@ async def _times(service: Service, name: str, generation: int) -> RestartTimes |
     return with_journal(slowest(known, generation), events, generation)
 
 
-def _as_dict(story: Story, job: Any) -> dict[str, Any]:
+def story_as_dict(story: Story, job: Any) -> dict[str, Any]:
     causes = [each.cause for each in job.failures if each.generation == story.generation]
     decided = [as_dict(each) for each in job.decisions if each.generation == story.generation]
     times = None if story.times is None else asdict(story.times)

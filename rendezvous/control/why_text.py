@@ -74,7 +74,7 @@ def with_journal(times: RestartTimes | None, events: Sequence[Event], generation
 
 
 def story_text(story: Story, width: int = 100) -> str:
-    rows = _rows(story)
+    rows = rows_of(story)
     lines = []
     for label, text in rows:
         wrapped = textwrap.wrap(text, max(40, width - _LABEL)) or [""]
@@ -86,7 +86,8 @@ def story_text(story: Story, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def _rows(story: Story) -> list[tuple[str, str]]:
+def rows_of(story: Story) -> list[tuple[str, str]]:
+    """Labels and texts."""
     cause = story.cause
     rows = [("job", f"{story.job}, generation {story.generation}")]
     if cause is not None:

@@ -60,23 +60,31 @@ class Calls:
     def unary(
         self, right: Right, request_type: Any, answer: Callable[[Any, Identity], Awaitable[Any]]
     ) -> Any:
-        """Build the handler of a unary call. It checks the caller's right for `request.job_id`, if that
-        field exists."""
-        by_job = "job_id" in request_type.DESCRIPTOR.fields_by_name
+        """Build the handler of a unary call."""
 
         async def call(data: bytes, context: Any) -> bytes:
             identity = self._gate.identify(context)
             identity.require(right)
             request = request_type.FromString(data)
-            if by_job:
-                identity.require(right, request.job_id)
-            wait_s = min(getattr(request, "wait_s", 0.0), 3600.0)
-            with count_open(self._counts, identity):
-                async with asyncio.timeout(_CALL_S + max(0.0, wait_s)):
-                    response: bytes = (await answer(request, identity)).SerializeToString()
-                    return response
+            response: bytes = (await self.perform(right, request, identity, answer)).SerializeToString()
+            return response
 
         return grpc.unary_unary_rpc_method_handler(self.guard(call))
+
+    async def perform(
+        self,
+        right: Right,
+        request: Any,
+        identity: Identity,
+        answer: Callable[[Any, Identity], Awaitable[Any]],
+    ) -> Any:
+        """Answer one request, if the caller has the right to it: for `request.job_id`, if that field exists."""
+        by_job = "job_id" in request.DESCRIPTOR.fields_by_name
+        identity.require(right, request.job_id if by_job else None)
+        wait_s = min(getattr(request, "wait_s", 0.0), 3600.0)
+        with count_open(self._counts, identity):
+            async with asyncio.timeout(_CALL_S + max(0.0, wait_s)):
+                return await answer(request, identity)
 
     def guard(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """Wrap `call`: its errors become gRPC status codes, and each call is counted by its code."""
@@ -89,10 +97,10 @@ class Calls:
                 code = grpc.StatusCode.CANCELLED
                 raise
             except Exception as error:
-                code, words, owner = _status(error)
+                code, words, owner = status_of(error)
                 if code is grpc.StatusCode.INVALID_ARGUMENT:
                     words = with_releases(words, VERSION, version_in(context.invocation_metadata()))
-                self._note(error, re.sub("^ipv[46]:", "", peer_name(context)))
+                self.note(error, re.sub("^ipv[46]:", "", peer_name(context)))
             finally:
                 self._metrics.count("calls", code.name.lower())
             trailing = ((VERSION_METADATA, VERSION), *(((OWNER_METADATA, owner),) if owner else ()))
@@ -100,7 +108,8 @@ class Calls:
 
         return guarded_call
 
-    def _note(self, error: Exception, peer: str) -> None:
+    def note(self, error: Exception, peer: str) -> None:
+        """Count and log a refusal."""
         if isinstance(error, Denied):
             self._refusals.note(error.reason, peer, error.words)
         # ABORTED: the same agent opened another stream.
@@ -110,7 +119,8 @@ class Calls:
             )
 
 
-def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str, str]:
+    """Status, message, and the address of the owner if another replica owns the job."""
     code = grpc.StatusCode
     match error:
         case Denied() | StreamAborted():

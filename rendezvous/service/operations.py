@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,7 +22,10 @@ from rendezvous.values.questions import ACTS
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
     from rendezvous.access.auth import Gate, Identity
+    from rendezvous.rounds.journal import Note
     from rendezvous.service.calls import Calls
     from rendezvous.service.job import Job
     from rendezvous.service.jobs import Jobs
@@ -39,18 +43,22 @@ class Operations:
         self._questions = Counts("questions that wait for answers", limits.questions_per_identity)
 
     def methods(self, calls: Calls) -> dict[str, Any]:
+        unary = {name: calls.unary(*call) for name, call in self.unary_calls().items()}
+        return unary | {"WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guard(self._watch))}
+
+    def unary_calls(self) -> dict[str, tuple[Right, Any, Callable[[Any, Identity], Awaitable[Any]]]]:
+        """By method: the right that it needs, the type of its request, and what answers it."""
         read, control = Right.READ, Right.CONTROL
         return {
-            "ListJobs": calls.unary(read, pb.ListJobsRequest, self._list),
-            "GetJob": calls.unary(read, pb.GetJobRequest, self._get),
-            "WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guard(self._watch)),
-            "DrainNode": calls.unary(control, pb.DrainNodeRequest, self._drain),
-            "ResumeNode": calls.unary(control, pb.ResumeNodeRequest, self._resume),
-            "ResizeJob": calls.unary(control, pb.ResizeJobRequest, self._resize),
-            "RestartJob": calls.unary(control, pb.RestartJobRequest, self._restart),
-            "Ask": calls.unary(read, pb.AskRequest, self._ask),
-            "GetRestarts": calls.unary(read, pb.GetRestartsRequest, self._restarts),
-            "AbortJob": calls.unary(control, pb.AbortJobRequest, self._abort),
+            "ListJobs": (read, pb.ListJobsRequest, self._list),
+            "GetJob": (read, pb.GetJobRequest, self._get),
+            "DrainNode": (control, pb.DrainNodeRequest, self._drain),
+            "ResumeNode": (control, pb.ResumeNodeRequest, self._resume),
+            "ResizeJob": (control, pb.ResizeJobRequest, self._resize),
+            "RestartJob": (control, pb.RestartJobRequest, self._restart),
+            "Ask": (read, pb.AskRequest, self._ask),
+            "GetRestarts": (read, pb.GetRestartsRequest, self._restarts),
+            "AbortJob": (control, pb.AbortJobRequest, self._abort),
         }
 
     async def _find(self, job_id: str) -> Job:
@@ -81,6 +89,12 @@ class Operations:
     async def _watch(self, data: bytes, context: Any) -> None:
         identity = self._gate.identify(context)
         request = pb.WatchEventsRequest.FromString(data)
+        async with aclosing(self.events(request, identity)) as responses:
+            async for response in responses:
+                await context.write(response.SerializeToString())
+
+    async def events(self, request: Any, identity: Identity) -> AsyncGenerator[Any, None]:
+        """The journal of a job."""
         identity.require(Right.READ, request.job_id)
         with count_open(self._watches, identity):
             job = await self._find(request.job_id)
@@ -88,20 +102,10 @@ class Operations:
             if not request.follow:
                 watcher.put(None)
             try:
-                await self._relay(watcher, job.journal_id, context)
+                async for note in _notes_of(watcher):
+                    yield pb.WatchEventsResponse(note=encode(note), journal_id=job.journal_id)
             finally:
                 job.watchers.discard(watcher)
-
-    async def _relay(self, watcher: Watcher, journal_id: str, context: Any) -> None:
-        while not watcher.fell_behind:
-            note = await watcher.queue.get()
-            if note is None and watcher.job_moved:
-                raise OwnedByOther("")
-            if note is None:
-                return
-            response = pb.WatchEventsResponse(note=encode(note), journal_id=journal_id)
-            await context.write(response.SerializeToString())
-        raise LimitReached("this watcher reads too slowly and has missed events; watch again")
 
     async def _ask(self, request: Any, identity: Identity) -> Any:
         wanted = wanted_in(request.question)
@@ -150,6 +154,17 @@ class Operations:
     async def _abort(self, request: Any, identity: Identity) -> Any:
         order = JobAborted(_reason(request, identity))
         return pb.AbortJobResponse(job=await self._ordered(request.job_id, order))
+
+
+async def _notes_of(watcher: Watcher) -> AsyncIterator[Note]:
+    while not watcher.fell_behind:
+        note = await watcher.queue.get()
+        if note is None and watcher.job_moved:
+            raise OwnedByOther("")
+        if note is None:
+            return
+        yield note
+    raise LimitReached("this watcher reads too slowly and has missed events; watch again")
 
 
 def _node(request: Any) -> str:

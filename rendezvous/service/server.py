@@ -93,7 +93,7 @@ class Server:
         self.ports: list[int] = []
         self._options, self._ownership = options, store.ownership
         limits = options.limits
-        gate = Gate(options.key_file)
+        self.gate = gate = Gate(options.key_file)
         self.jobs = Jobs(
             store,
             limits,
@@ -104,10 +104,11 @@ class Server:
         )
         self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
-        self._calls = Calls(gate, self.metrics, self.refusals, Counts("calls", limits.calls_per_identity))
+        self.operations = Operations(self.jobs, gate, limits)
+        self.calls = Calls(gate, self.metrics, self.refusals, Counts("calls", limits.calls_per_identity))
         self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
             AGENTS: self.agents,
-            OPERATIONS: Operations(self.jobs, gate, limits),
+            OPERATIONS: self.operations,
             SCRATCHPAD: Scratchpad(self.jobs, store, limits),
             HEALTH: self.health,
         }
@@ -123,7 +124,7 @@ class Server:
         _collect_less_often()
         server = self._server = grpc.aio.server(options=(*_OPTIONS, *_pending_calls(self._options.limits)))
         for name, service in self._services.items():
-            methods = grpc.method_handlers_generic_handler(name, service.methods(self._calls))
+            methods = grpc.method_handlers_generic_handler(name, service.methods(self.calls))
             server.add_generic_rpc_handlers((methods,))
         self.ports = [self._listen(server, address) for address in self._options.listen]
         self._ownership.reachable_at(self._options.advertise or self._first_port())

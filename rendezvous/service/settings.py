@@ -63,6 +63,13 @@ SETTINGS = (
     ),
     Setting("http", "text", "", "address for /livez, /readyz and /metrics (default: none)", metavar=_ADDRESS),
     Setting(
+        "web",
+        "text",
+        "",
+        "address for the page that shows and controls the jobs in a browser (default: none)",
+        metavar=_ADDRESS,
+    ),
+    Setting(
         "token_keys",
         "text",
         "",
@@ -224,7 +231,10 @@ def _check(settled: Mapping[str, Any]) -> None:
             )
         if setting.kind in ("number", "count"):
             _check_number(setting, settled[setting.name])
-    for address in (*settled["listen"], *filter(None, (settled["http"], settled["advertise"]))):
+    for address in (
+        *settled["listen"],
+        *filter(None, (settled["http"], settled["web"], settled["advertise"])),
+    ):
         check_address(address)
     if not settled["listen"]:
         raise SettingsUnusable("--listen is empty: give at least one HOST:PORT")
@@ -234,6 +244,7 @@ def _check(settled: Mapping[str, Any]) -> None:
         raise SettingsUnusable("--client-ca needs TLS: also set --tls-cert and --tls-key")
     _check_advertised(settled)
     _check_exposure(settled)
+    _check_page(settled)
 
 
 def _check_number(setting: Setting, value: float) -> None:
@@ -269,6 +280,19 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
         raise SettingsUnusable(
             f"{outward[0]} is reachable from other machines without {' and without '.join(missing)}. "
             "Set the options in brackets, or --insecure to serve without them."
+        )
+
+
+def _check_page(settled: Mapping[str, Any]) -> None:
+    """The page has logins that control jobs, so `--insecure` does not apply to it."""
+    if not settled["web"] or is_loopback(settled["web"]):
+        return
+    missing = [] if settled["tls_cert"] else ["--tls-cert and --tls-key"]
+    missing += [] if settled["token_keys"] else ["--token-keys"]
+    if missing:
+        raise SettingsUnusable(
+            f"--web {settled['web']} is reachable from other machines: the page is served there only with TLS and "
+            f"tokens. Set {' and '.join(missing)}, or use a loopback address and `ssh -L`"
         )
 
 

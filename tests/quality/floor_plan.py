@@ -40,7 +40,7 @@ CORE = {
         ),
     },
     "rendezvous": {
-        *"access control diagnosing machine rounds service session_replay submit values".split(),
+        *"access control diagnosing machine rounds service session_replay submit values web".split(),
         *within("client", "session_rules"),
         *within("control", "log_lines top_screen top_table why_file why_text"),
         *within(
@@ -55,6 +55,7 @@ CORE = {
         ),
         *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
+        *within("web", "figures requests stream"),
         *within(
             "values",
             "cause_text events frozen_map late_dataclass questions rank_report rank_time rank_view state "
@@ -118,6 +119,7 @@ SHELL = {
             "open_job operations owner probe reflection scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
+        *within("web", "application asking callers extra feed files guarding logins recorder server views"),
     },
     "ddp": {
         *"__init__ averaging comm_hooks elastic shm wrapper".split(),
@@ -156,7 +158,7 @@ CORE_AND_SHELL = (
         "launcher",
         "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
     )
-    | within("rendezvous", "access client control diagnosing rounds service submit values")
+    | within("rendezvous", "access client control diagnosing rounds service submit values web")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
 
@@ -245,10 +247,11 @@ ROOMS = {
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "service", "store"},
-        "main": {"access", "completion", "grpc_io", "service", "signals", "store", "values"},
+        "main": {"access", "completion", "grpc_io", "service", "signals", "store", "values", "web"},
         "submit": {"access"},
         "control": {"client", "codec", "completion", "grpc_io", "local", "service", "submit", "values"},
         "torchrun": {"client", "values"},
+        "web": {"access", "codec", "control", "service", "values"},
     },
     "ddp": {
         "telemetry": set(),
@@ -285,7 +288,7 @@ ABROAD = {
 # Third-party packages, by the package whose shell may import them. A core imports none.
 THIRD_PARTY = {
     "launcher": set(),
-    "rendezvous": {"grpc", "google"},
+    "rendezvous": {"grpc", "google", "starlette", "uvicorn"},
     "ddp": {"torch", "mpi4py", "fsspec"},
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.

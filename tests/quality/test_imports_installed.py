@@ -23,7 +23,8 @@ TARGETS = {
     ("tests",): (*INSTALLED, "test"),
     ("requirements",): (*INSTALLED, "test", "tools"),
 }
-OPTIONAL = {"mpi4py": "ddp"}  # a backend for those who have it
+# For those who have them: a backend, and the page.
+OPTIONAL = {"mpi4py": "ddp", "starlette": "rendezvous", "uvicorn": "rendezvous"}
 NOT_HERE = {
     "cyclonedx": "cyclonedx-python-lib"
 }  # in an environment of its own: its metadata are not installed here

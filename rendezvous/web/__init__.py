@@ -1,0 +1,1 @@
+"""The page: shows jobs in a browser, and lets operators control them (`ddp-rendezvous serve --web`)."""

@@ -1,0 +1,148 @@
+"""Serves the page with uvicorn, in the event loop of the process that has the jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from rendezvous.access.auth import Identity
+from rendezvous.access.certificates import file_problem
+from rendezvous.web.application import Application
+from rendezvous.web.feed import Feeds
+from rendezvous.web.logins import Logins
+from rendezvous.web.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rendezvous.access.auth import Certificates, Gate
+    from rendezvous.access.refusals import Reason
+    from rendezvous.control.asking import Caller
+
+_CONNECTIONS = 1024
+_LAST_ANSWERS_S = 2
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What the page shows. `only`: the job, if there is just one."""
+
+    gate: Gate
+    caller_of: Callable[[Identity, str], Caller]
+    refused: Callable[[Reason, str, str], None]
+    only: str = ""
+
+
+class Page:
+    def __init__(self, behind: Behind, certificates: Certificates | None = None) -> None:
+        self._behind, self._certificates = behind, certificates
+        self._logins = Logins(behind.gate)
+        reader = behind.caller_of(Identity("the page"), "")
+        self._recorder = Recorder(reader, self._renew_certificate)
+        self._feeds = Feeds(reader, self._recorder)
+        self._stamp = _stamp(certificates)
+        self._config: uvicorn.Config | None = None
+        self._server: uvicorn.Server | None = None
+        self._app: Application | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen, and return the URL, with the token of the only login if there is one. Raises `OSError`."""
+        sock = await asyncio.to_thread(_listening, host, port)
+        bound = sock.getsockname()[1]
+        certificates, scheme = self._certificates, "http" if self._certificates is None else "https"
+        app = self._app = Application(
+            self._logins,
+            self._feeds,
+            self._behind.caller_of,
+            self._behind.refused,
+            cookie=f"ddp_session_{bound}",
+            is_secure=certificates is not None,
+            only=self._behind.only,
+        )
+        self._config = config = _config(app, certificates)
+        server = self._server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext  # the process has handlers of its own
+        self._task = asyncio.get_running_loop().create_task(server.serve([sock]), name="page")
+        self._recorder.start()
+        shown = f"[{host}]" if ":" in host else host
+        once = f"#login={self._logins.once}" if self._logins.once else ""
+        self.url = f"{scheme}://{shown}:{bound}/"
+        return self.url + once
+
+    async def close(self) -> None:
+        await self._recorder.close()
+        if self._app is not None:
+            self._app.close()
+        await self._feeds.close()
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await asyncio.wait([self._task])
+
+    def _renew_certificate(self) -> None:
+        """Use a certificate that was replaced for new connections. A pair that does not match is not used yet."""
+        stamp, certificates = _stamp(self._certificates), self._certificates
+        if certificates is None or self._config is None or not stamp or stamp == self._stamp:
+            return
+        with contextlib.suppress(OSError):
+            if not file_problem(certificates.certificate, certificates.key, certificates.client_ca):
+                self._config.ssl.load_cert_chain(certificates.certificate, certificates.key)
+                self._stamp = stamp
+
+
+def _config(app: Application, certificates: Certificates | None) -> uvicorn.Config:
+    secure: dict[str, Any] = {}
+    if certificates is not None:
+        secure = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
+        if certificates.client_ca:
+            secure |= {"ssl_ca_certs": certificates.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return uvicorn.Config(
+        app.asgi(),
+        lifespan="off",
+        ws="none",
+        http="h11",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        **secure,
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    if not found:
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    family, kind, _, _, where = found[0]
+    sock = socket.socket(family, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _stamp(certificates: Certificates | None) -> tuple[int, ...]:
+    if certificates is None:
+        return ()
+    try:
+        found = [os.stat(path) for path in (certificates.certificate, certificates.key)]
+    except OSError:
+        return ()
+    return tuple(value for each in found for value in (each.st_mtime_ns, each.st_ino, each.st_size))

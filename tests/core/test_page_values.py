@@ -1,0 +1,146 @@
+"""The pure parts of the page: streams that catch up, figures over time, bodies of requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rendezvous.values.rank_time import CLASSES, JobTime, RankTime, TimeSpent
+from rendezvous.web.figures import MOST_POINTS, Series, point_of
+from rendezvous.web.requests import BadRequest, logs_request, order_request
+from rendezvous.web.stream import Backlog, wire
+
+REPLACING = frozenset({"job"})
+
+
+def told(backlog: Backlog, last_id: str) -> list[tuple[str, Any]] | None:
+    missed = backlog.since(last_id)
+    return None if missed is None else [(each.kind, json.loads(each.text)) for each in missed]
+
+
+def test_a_client_gets_what_it_has_missed() -> None:
+    backlog = Backlog("a", REPLACING)
+    for number in range(5):
+        backlog.add("note", number)
+    assert told(backlog, "a.3") == [("note", 3), ("note", 4)]
+    assert told(backlog, "a.5") == []
+
+
+def test_of_a_state_only_the_last_one_is_told() -> None:
+    backlog = Backlog("a", REPLACING)
+    backlog.add("job", "old")
+    backlog.add("note", 1)
+    backlog.add("job", "new")
+    assert told(backlog, "a.0") == [("note", 1), ("job", "new")]
+    assert told(backlog, "a.3") == []
+
+
+@pytest.mark.parametrize("last_id", ["b.1", "a.7", "a.x", "a.", "", "a.-1", "a.²"])
+def test_an_id_that_is_not_of_this_stream_is_a_gap(last_id: str) -> None:
+    backlog = Backlog("a", REPLACING)
+    backlog.add("note", 1)
+    assert told(backlog, last_id) is None
+
+
+def test_what_is_no_longer_kept_is_a_gap() -> None:
+    backlog = Backlog("a", REPLACING, kept=3)
+    for number in range(1, 6):
+        backlog.add("note", number)
+    assert told(backlog, "a.1") is None
+    assert told(backlog, "a.2") == [("note", 3), ("note", 4), ("note", 5)]
+
+
+def test_an_event_is_one_line_of_data() -> None:
+    backlog = Backlog("a", REPLACING)
+    text = wire(backlog.add("note", {"text": "two\nlines\r\n\u2028"}), backlog.name).decode()
+    assert text.startswith("id: a.1\nevent: note\ndata: ")
+    assert text.endswith("\n\n")
+    assert text.count("\n") == 4
+
+
+# --- figures -------------------------------------------------------------------------------------------------
+
+
+def spent(seconds: float, ranks: int = 2) -> JobTime:
+    return JobTime(ranks, TimeSpent(forward=seconds * ranks))
+
+
+def test_a_series_covers_the_whole_job() -> None:
+    series = Series()
+    for number in range(5 * MOST_POINTS):
+        series = series.offered(point_of(number, 1, spent(number + 1.0), [RankTime(0, TimeSpent(), number)]))
+    assert MOST_POINTS // 2 <= len(series.points) <= MOST_POINTS
+    assert series.points[0].at == 0
+    assert series.points[-1].at >= 5 * MOST_POINTS - series.every
+    gaps = {b.at - a.at for a, b in zip(series.points, series.points[1:], strict=False)}
+    assert gaps == {series.every}
+
+
+def test_a_point_without_news_is_left_out() -> None:
+    one = point_of(1.0, 1, spent(3.0), [])
+    series = Series().offered(one).offered(point_of(2.0, 1, spent(3.0), []))
+    assert series.points == (one,)
+    assert series.offered(point_of(3.0, 2, spent(3.0), [])).added == 2  # a new generation is news
+
+
+def test_steps_are_those_of_a_rank_on_average() -> None:
+    ranks = [RankTime(0, TimeSpent(), 10), RankTime(1, TimeSpent(), 11)]
+    point = point_of(1.0, 1, spent(3.0), ranks)
+    assert point.steps == 10.5
+    assert dict(zip(CLASSES, point.spent, strict=True))["forward"] == 6.0
+
+
+# --- requests ------------------------------------------------------------------------------------------------
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"job": "a", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b"\xff",
+        body(action="explode"),
+        body(action="drain"),
+        body(action="abort", node="n"),
+        body(action="abort", reason="x" * 401),
+        body(action="abort", reason=3),
+        b'{"action": "abort"}',
+    ],
+)
+def test_an_order_that_is_not_one_is_refused(bad: bytes) -> None:
+    with pytest.raises(BadRequest):
+        order_request(bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        body(ranks="1"),
+        body(ranks=[-1]),
+        body(ranks=[True]),
+        body(ranks=list(range(1001))),
+        body(wait_s="1"),
+        body(wait_s=1e9),
+        body(tail=10**9),
+        body(places=[[1, 2, "stdin", 3]]),
+        body(places=[[1, 2, "stdout"]]),
+        body(places=[[1, 2, "stdout", -3]]),
+    ],
+)
+def test_a_question_for_output_that_is_not_one_is_refused(bad: bytes) -> None:
+    with pytest.raises(BadRequest):
+        logs_request(bad)
+
+
+def test_requests_are_read() -> None:
+    order = order_request(body(action="drain", node="n", reason=" fan "))
+    assert (order.job, order.action, order.node, order.reason) == ("a", "drain", "n", "fan")
+    logs = logs_request(body(ranks=[3], tail=10, places=[[1, 3, "stderr", 5]], wait_s=2))
+    assert (logs.ranks, logs.tail, logs.places, logs.wait_s) == ((3,), 10, ((1, 3, "stderr", 5),), 2.0)
