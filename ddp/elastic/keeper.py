@@ -18,6 +18,7 @@ from ddp.telemetry import guard, torch_api
 
 if TYPE_CHECKING:
     from ddp.elastic.contents import Captured
+    from ddp.elastic.protection import Protection
     from ddp.elastic.scratch import Slot, Slots
     from ddp.elastic.writer import Writer
 
@@ -52,8 +53,15 @@ class _Description:
 class Keeper:
     """Makes the commits of one rank in one generation."""
 
-    def __init__(self, slots: Slots, writer: Writer | None, signature: Signature) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        writer: Writer | None,
+        signature: Signature,
+        protection: Protection | None = None,
+    ) -> None:
         self._slots, self._writer, self._signature = slots, writer, signature
+        self._protection = protection
         self._described: _Description | None = None
         self._packed_objects: tuple[Any, bytes] = (None, b"")
         self._readable: set[Any] = set()  # types of values in skeletons that have proved readable
@@ -82,6 +90,8 @@ class Keeper:
         image.finish(slot.buffer, index)
         self._slots.keep(slot)
         self.newest = number
+        if self._protection is not None:
+            self._protection.committed(number, slot)
         if to_disk and self._writer is not None and head.part is not None:
             name = commits.DiskName(commits.CommitName(number, head.lineage), head.part, head.parts)
             self._writer.write(slot, name, captured.names())
@@ -131,8 +141,19 @@ class Keeper:
         return self._writer is None or self._writer.takes(number, every)
 
     def leave(self) -> None:
+        self.end_protection()
         if self._writer is not None:
             self._writer.leave()
+
+    def end_protection(self) -> None:
+        """Other nodes keep what they have, and get nothing more."""
+        if self._protection is not None:
+            self._protection.stop()
+
+    @property
+    def protected(self) -> int | None:
+        protector = None if self._protection is None else self._protection.protector
+        return None if protector is None else protector.protected
 
     def flush(self, first: int = 0) -> None:
         if self._writer is not None:
@@ -144,6 +165,8 @@ class Keeper:
 
     def remove(self) -> None:
         self._described = None
+        if self._protection is not None:
+            self._protection.remove()
         self._slots.remove()
 
 

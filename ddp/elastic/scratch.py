@@ -102,6 +102,7 @@ class Slot:
     path: Path
     buffer: memoryview
     pinned: bool = False  # being written to disk
+    shared: bool = False  # other nodes keep parity of it, or compute it
     views: Any = None  # tensors in the slot, cached by its writer
 
 
@@ -113,6 +114,7 @@ class Slots:
     local_rank: int
     count: int
     spared: set[str] = field(default_factory=set)  # names of slots that are overwritten last
+    held: set[str] = field(default_factory=set)  # names of slots that are not overwritten
     _slots: dict[int, Slot] = field(default_factory=dict)
     _last: int | None = None
 
@@ -131,34 +133,20 @@ class Slots:
         self.spared.clear()
 
     def _victim(self) -> int:
-        free = [
-            n
-            for n in range(self.count)
-            if n != self._last and not (n in self._slots and self._slots[n].pinned)
-        ]
+        free = [n for n in range(self.count) if n != self._last and not self._is_in_use(n)]
         unspared = [n for n in free if self._name(n) not in self.spared]
         return (unspared or free)[0]
+
+    def _is_in_use(self, number: int) -> bool:
+        slot = self._slots.get(number)
+        return self._name(number) in self.held or (slot is not None and (slot.pinned or slot.shared))
 
     def _name(self, number: int) -> str:
         return _SLOT.format(local_rank=self.local_rank, number=number)
 
     def _make(self, number: int, n_bytes: int) -> Slot:
-        obstacle: OSError | None = None
-        for place in self.places:
-            path = place / self._name(number)
-            try:
-                memory = _map(make_folder(place) / path.name, n_bytes)
-            except OSError as error:
-                obstacle = obstacle or error
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            else:
-                return Slot(path, memoryview(memory))
-        assert obstacle is not None
-        raise ScratchError(
-            f"no space for a commit of {n_bytes >> 20} MiB in {' or '.join(map(str, self.places))}: "
-            f"{obstacle.strerror or obstacle}. Enlarge /dev/shm, or set TMPDIR to a folder with enough free space"
-        )
+        path, buffer = new_file(self.places, self._name(number), n_bytes)
+        return Slot(path, buffer)
 
     def _forget(self, number: int) -> None:
         """Remove a slot. A process that has mapped it keeps the content: a new slot of this name is another file."""
@@ -173,6 +161,26 @@ class Slots:
         for place in self.places:
             with contextlib.suppress(OSError):  # other ranks of the node may still have theirs
                 place.rmdir()
+
+
+def new_file(places: list[Path], name: str, n_bytes: int) -> tuple[Path, memoryview]:
+    """Create a file of this size in the first place that has space, and map it."""
+    obstacle: OSError | None = None
+    for place in places:
+        path = place / name
+        try:
+            memory = _map(make_folder(place) / path.name, n_bytes)
+        except OSError as error:
+            obstacle = obstacle or error
+            with contextlib.suppress(OSError):
+                path.unlink()
+        else:
+            return path, memoryview(memory)
+    assert obstacle is not None
+    raise ScratchError(
+        f"no space for a commit of {n_bytes >> 20} MiB in {' or '.join(map(str, places))}: "
+        f"{obstacle.strerror or obstacle}. Enlarge /dev/shm, or set TMPDIR to a folder with enough free space"
+    )
 
 
 def _map(path: Path, n_bytes: int) -> mmap.mmap:
@@ -192,6 +200,13 @@ def map_for_reading(path: Path) -> mmap.mmap:
         return mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(fd)
+
+
+def parities_in(places: list[Path]) -> Iterator[Path]:
+    """The parity chunks that ranks of this node keep for other nodes."""
+    for place in places:
+        if _is_ours(place):
+            yield from sorted(place.glob("parity-*"))
 
 
 def slots_in(places: list[Path]) -> Iterator[Path]:

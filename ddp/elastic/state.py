@@ -12,7 +12,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ddp.elastic import commits, foreign, generators, healing, request, resume, scratch
+from ddp.elastic import commits, foreign, generators, healing, protection, request, resume, scratch
 from ddp.elastic.checkpoint import Checkpoint
 from ddp.elastic.contents import Contents
 from ddp.elastic.keeper import Keeper, Signature
@@ -28,6 +28,7 @@ from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from torch.distributed import ProcessGroup
 
@@ -46,7 +47,8 @@ class State:
     Objects with state_dict() and load_state_dict() are saved by these methods. Other values become fields, for example
     `state.step += 1`, and must be the same on all ranks. `every`: commit to memory at every n-th call of commit();
     `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there. `start_from`: a
-    checkpoint of torch.distributed.checkpoint to begin with if there is no commit.
+    checkpoint of torch.distributed.checkpoint to begin with if there is no commit. `redundancy`: what other nodes
+    keep of shards in memory ("copies:1", "code:6+2", "auto" or "none"); default: `ddp-launch --redundancy`, or none.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class State:
         folder: str | os.PathLike[str] | None = None,
         keep: int = 2,
         start_from: str | os.PathLike[str] | None = None,
+        redundancy: str | None = None,
         group: ProcessGroup | None = None,
         **named: Any,
     ) -> None:
@@ -67,6 +70,7 @@ class State:
         self._every, self._disk_every, self._keep = every, disk_every, keep
         self._folder = None if folder is None else open_folder(folder)
         self._start_from = start_from
+        self._redundancy = protection.asked(redundancy, os.environ)
         self._group = group
         self._number = 0
         self._team: Team | None = None
@@ -150,6 +154,9 @@ class State:
         members = team.gather(commits.Member(node, part, parts))
         role = commits.roles(tuple(members))[team.rank]
         local = resume.find_images(team, places, self._folder)
+        shield = self._shield(team, node, places, parts)
+        if shield is not None:
+            shield.rebuild(local)
         choice = resume.choose(team, local)
         resume.check_survivors(positions, choice, team.rank)
         found = None
@@ -161,16 +168,43 @@ class State:
         elif self._start_from is not None:
             contents = self._contents
             foreign.load(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
+        since = choice.commit if choice is not None else commits.CommitName(0, "")
+        spared = resume.slots_of(local, choice)
+        keeper = self._new_keeper(team, places, role, regions, since, spared, shield)
+        self._begin(team, keeper)
+        if shield is not None and shield.protector is not None and choice is not None:
+            # The other nodes begin to protect this generation now, and not only at its first commit.
+            keeper.keep(self._contents.capture(), self._number, to_disk=False)
+        self._resumed_in = _generation()
+        return found
+
+    def _shield(self, team: Team, node: str, places: list[Path], parts: int) -> protection.Protection | None:
+        if self._keeper is not None:
+            self._keeper.end_protection()
+        if self._redundancy is None:
+            return None
+        return protection.Protection.open(self._redundancy, team, node, places, parts, os.environ)
+
+    def _new_keeper(
+        self,
+        team: Team,
+        places: list[Path],
+        role: commits.Role,
+        regions: int,
+        since: commits.CommitName,
+        spared: set[str],
+        shield: protection.Protection | None,
+    ) -> Keeper:
         writes = self._folder is not None and role.writes_disk
-        slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))
+        count = (3 if writes else 2) + (shield.more_slots if shield is not None else 0)
+        slots = scratch.Slots(places, role.local_index, count, spared)
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts
         writer = None
         if self._folder is not None and writes:
-            since = choice.commit if choice is not None else commits.CommitName(0, "")
             writer = Writer(self._folder, self._keep, team.rank == 0, lineage, since)
-        self._begin(team, Keeper(slots, writer, Signature(lineage, role, team.rank, team.size, regions)))
-        self._resumed_in = _generation()
-        return found
+        if shield is not None:
+            shield.begin(slots, lineage, spared)
+        return Keeper(slots, writer, Signature(lineage, role, team.rank, team.size, regions), shield)
 
     def _begin(self, team: Team, keeper: Keeper) -> None:
         self._forget_leaving()
@@ -256,6 +290,11 @@ class State:
         """
         team, _keeper = self._resumed()
         return team.any(request.checkpoint_requested())
+
+    @property
+    def protected_commit(self) -> int | None:
+        """With `redundancy`: the number of the last commit that survives the loss of nodes, as this rank knows it."""
+        return None if self._keeper is None else self._keeper.protected
 
     def flush(self) -> None:
         """Wait until all commits to disk are written."""

@@ -65,7 +65,10 @@ CORE = {
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within("elastic", "commits erasure_code logical_ranks sample_order seeds thinning"),
+        *within(
+            "elastic",
+            "commits erasure_code logical_ranks recovery redundancy sample_order seeds stripes thinning",
+        ),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
@@ -128,7 +131,8 @@ SHELL = {
             "elastic",
             "__main__ archive checkpoint combining contents dcp_keys dcp_metadata folder foreign generators "
             "healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
-            "logical_sums logical_world manifest part_file remote_folder request resume safetensors "
+            "logical_sums logical_world manifest parity_file parity_store part_file peer_links protection "
+            "protection_rounds protector rebuilding remote_folder request resume safetensors stripe_encoder "
             "sampler scratch shares state team writer",
         ),
         *within(
