@@ -63,7 +63,7 @@ def _with_dependencies(command: str, main: "Callable[[], int]") -> int:
         module = (error.name or "").partition(".")[0]
         if module not in _PACKAGES:
             raise
-        sys.stderr.write(f"{command}: error: {_missing(module, error)}\n")
+        sys.stderr.write(f"{command}: error: {_missing(module, error)} [DDP-1019]\n")
         return 2
 
 

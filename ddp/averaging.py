@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class LocalSGD:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if every < 1:
-            raise ValueError(f"invalid every={every}: not a positive number of steps. Use 1 or more")
+            raise WrongValue(f"invalid every={every}: not a positive number of steps. Use 1 or more")
         if warmup < 0:
-            raise ValueError(f"invalid warmup={warmup}: negative. Use 1 or more steps, or 0 for no warm-up")
+            raise WrongValue(f"invalid warmup={warmup}: negative. Use 1 or more steps, or 0 for no warm-up")
         self.model = model
         self.every = every
         self.warmup = warmup
@@ -186,7 +187,7 @@ class DiLoCo(LocalSGD):
         named = [name for name, _ in self._named()]
         if sorted(named) != sorted(saved["anchors"]):
             odd = sorted(set(named) ^ set(saved["anchors"]))[0]
-            raise ValueError(
+            raise WrongValue(
                 f"cannot load the state of DiLoCo: the parameter {odd!r} exists only in the "
                 f"{'model' if odd in named else 'state'}. Load a state that was saved for this model"
             )

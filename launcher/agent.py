@@ -119,7 +119,7 @@ class Agent:
         try:
             connection = await unless_stopped(open_session(self._spec, incarnation), self._events)
         except CannotConnect as error:
-            return await self._end(Finish(error.exit_code, f"error: {error}"))
+            return await self._end(Finish(error.exit_code, f"error: {error}", code=error.code))
         if isinstance(connection, StopRequested):
             return await self._end(Finish(128 + connection.signum, f"stopped by {connection.name}"))
         self._shell.user_messages.report_shared_id()
@@ -133,7 +133,9 @@ class Agent:
             try:
                 join = await preflight.checked(join, connection, self._events)
             except CannotConnect as error:
-                return await self._end(Finish(error.exit_code, f"error: {error}"), connection.leave)
+                return await self._end(
+                    Finish(error.exit_code, f"error: {error}", code=error.code), connection.leave
+                )
             self._state = Supervision(connection.agent, join=join)
         connection.session.send(join)
         await self._parts.node.begin(lambda: self._state)

@@ -19,6 +19,7 @@ from launcher.settings.assemble import HostEnvironment, assemble, entry_point, r
 from launcher.settings.config import Settings, config_path, merge, unknown_variables
 from launcher.settings.config_file import read_config
 from launcher.settings.values import printable
+from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             return _run_doctor(line, os.environ)
         return _launch(line, os.environ, ssh_control.start_control(os.environ))
     except UsageError as error:
-        _print_message("error", str(error))
+        _print_message("error", with_code(str(error), error.code))
         return error.exit_code
 
 
@@ -58,12 +59,14 @@ def _check_system() -> None:
     if sys.platform != "linux":
         raise UsageError(
             f"ddp-launch runs on Linux only, and this system is {sys.platform}. Here you can use ddp-rendezvous, "
-            "ddpctl, and torchrun with --rdzv-backend ddp."
+            "ddpctl, and torchrun with --rdzv-backend ddp.",
+            code=Code.UNSUPPORTED_SYSTEM,
         )
     if "t" in sys.abiflags:
         raise UsageError(
             f"ddp-launch does not support free-threaded Python, and {sys.executable} is such a build. Use one with "
-            "the global interpreter lock, for example python3.13 instead of python3.13t."
+            "the global interpreter lock, for example python3.13 instead of python3.13t.",
+            code=Code.UNSUPPORTED_SYSTEM,
         )
 
 
@@ -104,7 +107,10 @@ def _run_warm(words: list[str], environ: Mapping[str, str]) -> int:
         return _show(_help(tuple(words[1:])))
     if not words or words[0] not in command.WORDS:
         said = f"unexpected {printable(words[0])}" if words else "a word is missing"
-        raise UsageError(f"ddp-launch warm: {said}. Use ddp-launch warm start, stop or status.")
+        raise UsageError(
+            f"ddp-launch warm: {said}. Use ddp-launch warm start, stop or status.",
+            code=Code.INVALID_COMMAND_LINE,
+        )
     line = read_arguments(words[1:])
     if line.wants("help"):
         return _show(_help(line.words))
@@ -112,7 +118,10 @@ def _run_warm(words: list[str], environ: Mapping[str, str]) -> int:
     file = read_config(config_path(line, environ))
     settings = merge(line, environ, file)
     if words[0] != "start" and line.words:
-        raise UsageError(f"unexpected argument {printable(line.words[0])}. Use ddp-launch warm {words[0]}.")
+        raise UsageError(
+            f"unexpected argument {printable(line.words[0])}. Use ddp-launch warm {words[0]}.",
+            code=Code.INVALID_COMMAND_LINE,
+        )
     match words[0]:
         case "stop":
             return _show(command.stop(settings))
@@ -173,6 +182,7 @@ def _host_environment(settings: Settings, python: str, environ: Mapping[str, str
         raise nproc.wrong(
             str(missing),
             "check the devices and their driver, or set --nproc-per-node to a number of ranks or to cpu",
+            code=Code.NO_DEVICES,
         ) from None
     return HostEnvironment(
         nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ), user=_user()
@@ -236,7 +246,9 @@ def _show(text: str) -> int:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit cannot fail
         if not isinstance(error, BrokenPipeError):  # for a broken pipe, the reader has seen enough
-            raise UsageError(f"cannot write to standard output ({error.strerror})") from None
+            raise UsageError(
+                f"cannot write to standard output ({error.strerror})", code=Code.CANNOT_WRITE_OUTPUT
+            ) from None
     return 0
 
 

@@ -8,12 +8,15 @@ from launcher.settings.options import OPTIONS
 from launcher.settings.usage import COMMANDS
 from launcher.settings.values import printable
 from rendezvous.completion import SHELLS, Command, Flag, Program, kind_of, script
+from rendezvous.values.error_codes import Code
 
 
 def text(words: tuple[str, ...]) -> str:
     if len(words) != 1 or words[0] not in SHELLS:
         given = f", not {' '.join(map(printable, words))}" if words else ""
-        raise UsageError(f"use ddp-launch completion {'|'.join(SHELLS)}{given}")
+        raise UsageError(
+            f"use ddp-launch completion {'|'.join(SHELLS)}{given}", code=Code.INVALID_COMMAND_LINE
+        )
     flags = tuple(
         Flag(
             (*((option.short,) if option.short else ()), *option.spellings),

@@ -9,6 +9,7 @@ from rendezvous.values.events import FromAgent, ToAgent
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from rendezvous.values.error_codes import Code
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress
 
@@ -332,6 +333,7 @@ class Finish:
     exit_code: int
     reason: str = ""
     outcome: Outcome | None = None
+    code: Code | None = None  # of the error that `reason` tells
 
 
 Action = (

@@ -10,6 +10,7 @@ import os
 
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import nearest, printable
+from rendezvous.values.error_codes import Code
 
 
 def folder() -> str:
@@ -31,16 +32,24 @@ def text(words: tuple[str, ...]) -> str:
     """The page that the words of the command name, or the list of all pages."""
     known = names()
     if not known:
-        raise UsageError(f"the manual is not installed: {folder()} has no pages. Install ddp-launch again.")
+        raise UsageError(
+            f"the manual is not installed: {folder()} has no pages. Install ddp-launch again.",
+            code=Code.MANUAL_PAGE_UNKNOWN,
+        )
     if not words:
         return _contents(known)
     if len(words) > 1:
-        raise UsageError(f"unexpected argument {printable(words[1])}. Use ddp-launch docs PAGE.")
+        raise UsageError(
+            f"unexpected argument {printable(words[1])}. Use ddp-launch docs PAGE.",
+            code=Code.INVALID_COMMAND_LINE,
+        )
     page = os.path.basename(words[0]).removesuffix(".md")
     if page not in known:
         close = nearest(page, known)
         hint = f"Did you mean {close}?" if close else "Run `ddp-launch docs` for the list."
-        raise UsageError(f"the manual has no page {printable(words[0])}. {hint}")
+        raise UsageError(
+            f"the manual has no page {printable(words[0])}. {hint}", code=Code.MANUAL_PAGE_UNKNOWN
+        )
     return _read(page)
 
 
@@ -61,5 +70,6 @@ def _read(page: str) -> str:
             return file.read().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read {printable(path)}: {error}. Check its permissions, or install again."
+            f"cannot read {printable(path)}: {error}. Check its permissions, or install again.",
+            code=Code.FILE_UNREADABLE,
         ) from None

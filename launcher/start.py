@@ -11,6 +11,7 @@ from launcher.ranks.gpu_order import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
 from launcher.warm_pool import joining
+from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
@@ -32,10 +33,11 @@ def run_agent(spec: LaunchSpec) -> int:
     except OSError as error:
         from launcher.supervision import TRY_AGAIN
 
-        _print_message(
+        problem = (
             f"error: cannot start the process that starts the ranks (zygote): {error.strerror}. Check ulimit -u "
             "and the free memory"
         )
+        _print_message(with_code(problem, Code.CANNOT_START_RANKS))
         return TRY_AGAIN
     starter.permit_open_files()
     # Imports make thousands of objects that stay: to look for garbage among them takes a tenth of their time.

@@ -151,6 +151,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
+from rendezvous.values.outcome_codes import code_of_refusal
 from rendezvous.values.types import Assignment, FailureClass, StoreAddress
 
 TRY_AGAIN = 75
@@ -187,7 +188,7 @@ def step(state: Supervision, event: AgentEvent) -> Step:
         case Refused(retryable=True) if state.join is not None:
             return given_up(state, state.join)
         case Refused(reason, exit_code):
-            return finish(state, Finish(exit_code, reason))
+            return finish(state, Finish(exit_code, reason, code=code_of_refusal(event)))
         case StopRequested():
             return stop_requested(state, event)
         case CheckpointRequested(generation, reason):

@@ -76,7 +76,7 @@ async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[N
     try:
         server = Server(await open_store("memory"), options)
     except ValueError as error:
-        raise OptionsUnusable(str(error)) from error
+        raise OptionsUnusable(str(error), code=getattr(error, "code", None)) from error
     try:
         await server.start()
     except CannotListen as error:

@@ -13,9 +13,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS, of_parser, script
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
+from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_line() -> argparse.ArgumentParser:
     from rendezvous.service import settings
 
-    parser = argparse.ArgumentParser(
+    parser = CodedParser(
         "ddp-rendezvous",
         description="Runs the rendezvous service, and creates its credentials.",
         epilog=_EXAMPLES,
@@ -100,7 +102,8 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _print_error(error: Exception) -> None:
-    sys.stderr.write(f"ddp-rendezvous: {error}\n")
+    code = getattr(error, "code", Code.SERVICE_SETTING_INVALID)
+    sys.stderr.write(f"ddp-rendezvous: {with_code(str(error), code)}\n")
 
 
 # --- serve ---------------------------------------------------------------------------------------------

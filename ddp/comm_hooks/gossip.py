@@ -16,6 +16,7 @@ from torch.distributed import GradBucket
 from ddp.comm_hooks.plain import NUMBERS, checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
+from ddp.telemetry.coded import WrongValue
 
 
 class Topology(Enum):
@@ -44,7 +45,7 @@ class Gossip(Resumable):
 
 def partners(topology: Topology, size: int, rank: int, step: int, seed: int) -> tuple[int, int]:
     if topology is Topology.CUBE and size & (size - 1):
-        raise ValueError(f"invalid topology 'cube': {size} ranks are not a power of two. Use 'dissemination'")
+        raise WrongValue(f"invalid topology 'cube': {size} ranks are not a power of two. Use 'dissemination'")
     stages = max(1, (size - 1).bit_length())
     round_, stage = divmod(step, stages)
     order = list(range(size))

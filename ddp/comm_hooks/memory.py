@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ddp.telemetry.coded import WrongValue
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
 
@@ -51,7 +53,7 @@ class Memory:
     def load_state_dict(self, module: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
         known = {_name(name): parameter for name, parameter in module.named_parameters()}
         if unknown := sorted(set(saved) - set(known)):
-            raise ValueError(
+            raise WrongValue(
                 f"cannot load the state of the communication hook: it was saved for another model. This model does not "
                 f"have the parameter {unknown[0]!r}. Load the state of the same model"
             )

@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
+from ddp.telemetry.coded import WrongType
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = (*FLOATS, torch.complex64, torch.complex128)
 
@@ -27,7 +29,7 @@ def noop(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
 def group_of(state: Any) -> dist.ProcessGroup:
     group = dist.group.WORLD if state is None else state
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
+        raise WrongType(
             f"invalid state of this communication hook: {type(group).__name__} is not a process group. "
             "Use a process group, or None for the default group"
         )
@@ -56,7 +58,7 @@ def checked_buffer(bucket: GradBucket, hook: str, dtypes: tuple[torch.dtype, ...
         problem = f"the dtype of the gradient is {buffer.dtype}"
     if not problem:
         return buffer
-    raise TypeError(
+    raise WrongType(
         f"the communication hook {hook} cannot average {describe(bucket)}: {problem}. It supports dense gradients "
         f"of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}. Use another hook, or exclude such "
         "parameters from DDP (their gradients are then not averaged) with "

@@ -17,6 +17,7 @@ from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.reducer.host_copy import to_device
+from ddp.telemetry.coded import WrongValue
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -43,9 +44,9 @@ class PowerSGD(Resumable):
     ) -> None:
         super().__init__(process_group)
         if rank < 1:
-            raise ValueError(f"invalid rank={rank} of the matrices: not a positive number. Use 1 or more")
+            raise WrongValue(f"invalid rank={rank} of the matrices: not a positive number. Use 1 or more")
         if start_step < 0:
-            raise ValueError(
+            raise WrongValue(
                 f"invalid start_step={start_step}: negative. Use 0 to compress from the first step"
             )
         self.rank = rank

@@ -17,6 +17,7 @@ from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.groups.single_tensor import all_gather
+from ddp.telemetry.coded import WrongValue
 
 _LARGEST = 127.0
 _SCALE_BYTES = 4
@@ -34,7 +35,7 @@ class Quantized(Resumable):
     ) -> None:
         super().__init__(process_group)
         if chunk is not None and chunk < 8:
-            raise ValueError(
+            raise WrongValue(
                 f"invalid chunk={chunk}: too small, because each chunk needs a scale of 4 bytes. Use 8 or more"
             )
         self.chunk = chunk

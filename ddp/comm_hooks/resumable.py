@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ddp.comm_hooks.memory import Memory
 from ddp.comm_hooks.staged import Staged
 from ddp.telemetry import capture
+from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ class Resumable:
     def run(self, bucket: GradBucket, stages: Stages) -> torch.futures.Future[torch.Tensor]:
         """Start the stages of a bucket. The last bucket of a backward ends the step."""
         if self.remembers and capture.is_capturing():
-            raise RuntimeError(
+            raise WrongUse(
                 f"the communication hook with state {type(self).__name__} cannot be captured in a graph: it changes "
                 "from step to step, and a replay would repeat one step. Use fp16, bf16, all_reduce, or quantized or "
                 "top_k with error_feedback=False"

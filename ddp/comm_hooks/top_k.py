@@ -14,6 +14,7 @@ from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.groups.single_tensor import all_gather
+from ddp.telemetry.coded import WrongValue
 
 
 class TopK(Resumable):
@@ -28,7 +29,7 @@ class TopK(Resumable):
     ) -> None:
         super().__init__(process_group)
         if not 0 < share <= 1:
-            raise ValueError(
+            raise WrongValue(
                 f"invalid share={share}. Use a fraction of the elements that is greater than 0 and at most 1"
             )
         self.share = share

@@ -38,6 +38,7 @@ from ddp.reducer.collectives import gather_rows
 from ddp.reducer.host_copy import HostCopy
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import capture, torch_api, torch_names
+from ddp.telemetry.coded import Coded, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,8 +57,10 @@ _MULTIPLIER = 0x9E3779B1
 _NAN = 2
 
 
-class NumericsError(RuntimeError):
+class NumericsError(Coded, RuntimeError):
     """Raised by `backward()` on all ranks at the same step, with the same text."""
+
+    code = "DDP-7005"
 
 
 class Scaler(Protocol):
@@ -303,7 +306,7 @@ def check_numerics(
     """
     reducer = reducer_of(model, "ddp.check_numerics")
     if replicas_every < 0:
-        raise ValueError(
+        raise WrongValue(
             f"invalid replicas_every={replicas_every}: negative. Use 1 or more steps, or 0 for never"
         )
     at_once = reducer.sender.device.type == "cpu" if at_once is None else at_once
@@ -320,7 +323,7 @@ def check_from_environment(model: DistributedDataParallel) -> None:
     if text in ("", "0"):
         return
     if not text.isdecimal():
-        raise ValueError(
+        raise WrongValue(
             f"invalid {VARIABLE}={text!r}: not a number. Use 1 to check for NaN and Inf, or N > 1 to also compare the "
             "replicas every N steps"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp.elastic import inspection
 from ddp.elastic.remote_folder import open_folder
+from ddp.telemetry.coded import Coded
 
 _FOLDER = "folder of the commits, as in State(folder=...): a path or a URL such as s3://bucket/run"
 
@@ -46,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         return _look(options.folder, verifies=options.command == "verify")
     except (OSError, ValueError, ImportError, KeyError) as error:
-        sys.stderr.write(f"python -m ddp.elastic: {error}\n")
+        code = "" if isinstance(error, Coded) else " [DDP-8001]"
+        sys.stderr.write(f"python -m ddp.elastic: {error}{code}\n")
         return 2
 
 

@@ -17,6 +17,7 @@ from ddp.elastic import commits, leaves, manifest
 from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry
 from ddp.elastic.image import dtype_of, read_plain
 from ddp.elastic.remote_folder import open_folder
+from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
     import os
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from ddp.elastic.leaves import Region
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Coded, ValueError):
     """A checkpoint that cannot be read."""
+
+    code = "DDP-8001"
 
 
 class Checkpoint:

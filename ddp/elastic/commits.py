@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import WrongValue
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -304,7 +306,7 @@ def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
     found = []
     for rank, member in enumerate(members):
         if member.parts != members[0].parts:
-            raise ValueError(
+            raise WrongValue(
                 f"the state has {member.parts} shards on rank {rank}, but {members[0].parts} on rank 0. "
                 "Use the same model with the same sharding on all ranks"
             )

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp.elastic import dcp_keys, leaves, shares
 from ddp.elastic.leaves import Leaf
+from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -129,7 +130,7 @@ class Contents:
     def _load(self, tree: dict[str, Any]) -> None:
         there, here = set(tree["objects"]), set(self.objects)
         if there != here:
-            raise ValueError(
+            raise WrongValue(
                 f"cannot resume: the commit has the objects {', '.join(sorted(there))}, but this State has "
                 f"{', '.join(sorted(here))}. Use the same names as before, or use an empty "
                 "folder to start without a commit"
@@ -158,7 +159,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _check_shareable(name: str, value: Any) -> None:
     """Raise if a state differs between ranks, and nothing tells how: then it cannot be resharded."""
     if "ZeroRedundancyOptimizer" in {each.__name__ for each in type(value).__mro__}:
-        raise TypeError(
+        raise WrongType(
             f"cannot commit {name}: a ZeroRedundancyOptimizer is sharded, but its state does not describe the shards, "
             "so it cannot be restored on other ranks. Use ddp.ShardedOptimizer or FSDP2. Or call "
             "consolidate_state_dict() on all ranks, and then on rank 0 torch.save() the result of state_dict()"
@@ -278,7 +279,7 @@ def _target_leaf(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
     if template is not None and leaves.is_dtensor(template):
         today = leaves.leaf_of(template, leaf.path)
         if today.shape != leaf.shape:
-            raise ValueError(
+            raise WrongValue(
                 f"cannot resume {leaf.path}: its shape is {leaf.shape} in the commit, but {today.shape} here. "
                 "Use the same model, or use an empty folder to start without a commit"
             )

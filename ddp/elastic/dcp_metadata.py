@@ -15,6 +15,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddp.telemetry.coded import Coded
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,8 +25,10 @@ _METADATA = "torch.distributed.checkpoint.metadata"
 _STORAGE = "torch.distributed.checkpoint.filesystem"
 
 
-class UnreadableMetadata(ValueError):
+class UnreadableMetadata(Coded, ValueError):
     """A `.metadata` file that cannot be used; the text gives the reason."""
+
+    code = "DDP-8001"
 
 
 @dataclass(frozen=True, slots=True)

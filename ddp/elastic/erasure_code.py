@@ -15,6 +15,8 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import WrongValue
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -52,7 +54,7 @@ def inverse(a: int) -> int:
 def parity_rows(k: int, m: int) -> tuple[Row, ...]:
     """The coefficients of each parity chunk."""
     if k < 1 or m < 0 or k + m > MOST:
-        raise ValueError(f"invalid code {k}+{m}: use at least 1 data chunk, and at most {MOST} chunks in all")
+        raise WrongValue(f"invalid code {k}+{m}: use at least 1 data chunk, and at most {MOST} chunks in all")
     cauchy = [[inverse((k + r) ^ j) for j in range(k)] for r in range(m)]
     found = []
     for row in cauchy:

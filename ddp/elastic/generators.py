@@ -18,6 +18,7 @@ import torch
 
 from ddp.elastic import commits, seeds
 from ddp.groups import accelerator
+from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
     from ddp.elastic.resume import LocalImages
@@ -82,7 +83,7 @@ def _set_numpy(numpy: Any, state: Any) -> None:
     if kind != numpy.get_state(legacy=False)["bit_generator"]:
         algorithm = getattr(numpy, str(kind), None)
         if not (isinstance(algorithm, type) and issubclass(algorithm, numpy.BitGenerator)):
-            raise ValueError(
+            raise WrongValue(
                 f"cannot resume NumPy's generator: the commit has the state of a {kind}, which this NumPy lacks. "
                 "Call numpy.random.set_bit_generator() with the same kind of generator as before, or use the same NumPy"
             )

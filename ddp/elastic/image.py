@@ -27,6 +27,7 @@ import torch
 
 from ddp.elastic.commits import CommitName
 from ddp.elastic.leaves import Leaf
+from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +42,10 @@ _PAGE = 4096
 _PIECE = 8 << 20  # the bytes that are read at once
 
 
-class DamagedImage(Exception):
+class DamagedImage(Coded):
     """An image that cannot be used; the text gives the reason."""
+
+    code = "DDP-8004"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from ddp.elastic import commits, generators, image, leaves
 from ddp.elastic.writer import CommitError
 from ddp.telemetry import guard, torch_api
+from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
     from ddp.elastic.contents import Captured
@@ -209,7 +210,7 @@ def _check_readable(skeleton: bytes) -> None:
     try:
         image.read_plain(skeleton)
     except Exception as error:
-        raise TypeError(
+        raise WrongType(
             "cannot commit the state: it has values that torch.load(weights_only=True) does not read. Use only plain "
             f"values and tensors, or allow the class with torch.serialization.add_safe_globals(): {error}"
         ) from error

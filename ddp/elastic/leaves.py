@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from ddp.telemetry import torch_api, torch_names
+from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,7 @@ def disassemble(tree: Any) -> tuple[Any, list[Any], list[str]]:
             paths.append(path)
             return f"{_MARK}{len(tensors) - 1}"
         if isinstance(node, str) and node.startswith(_MARK):
-            raise ValueError(
+            raise WrongValue(
                 f"cannot commit {path}: its text starts with the reserved marker {_MARK!r}. Change the text"
             )
         return _rebuild(node, path, visit)
@@ -144,7 +145,7 @@ def leaf_of(tensor: torch.Tensor | Piece, path: str) -> Leaf:
         shape = tuple(tensor.shape)
         return Leaf(path, tensor.dtype, shape, tensor.stride(), whole(shape), sharded=False)
     if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(
+        raise WrongValue(
             f"cannot commit {path}: it is a DTensor with a Partial placement. Reduce it first, with redistribute()"
         )
     shape = tuple(tensor.shape)
@@ -197,7 +198,7 @@ def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
     part, parts = 0, 1
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ValueError(
+        raise WrongValue(
             "cannot commit: this rank is not in the device mesh of its parameters. Use a mesh of all ranks"
         )
     for size, at, is_split in zip(mesh.shape, coordinate, split, strict=True):
@@ -263,7 +264,7 @@ class Filled:
 
     def result(self) -> torch.Tensor:
         if self._missing > 0:
-            raise ValueError(
+            raise WrongValue(
                 f"cannot resume {self._leaf.path}: the commit lacks {self._missing} of its elements. To resume from an "
                 "older one, delete the newest (the files commit-NUMBER-* with the highest number). Otherwise use "
                 "an empty folder"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ddp.telemetry.coded import WrongUse
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -56,7 +58,7 @@ class _Buffer:
     def put(self, value: torch.Tensor) -> None:
         """A script may have replaced the tensor in its forward: take the old one again."""
         if value.shape != self.tensor.shape:
-            raise RuntimeError(
+            raise WrongUse(
                 f"the buffer {self.name} of shape {tuple(self.tensor.shape)} now has the shape {tuple(value.shape)}. A "
                 "logical world needs buffers of constant shape"
             )

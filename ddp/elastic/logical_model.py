@@ -12,6 +12,7 @@ from ddp.elastic.logical_buffers import LogicalBuffers
 from ddp.elastic.logical_exchange import Exchange, exchange
 from ddp.elastic.logical_sums import LogicalSums
 from ddp.reducer.torch_reducer import reducer_of
+from ddp.telemetry.coded import WrongUse, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ class LogicalModel:
     def begin(self) -> None:
         model = self._model()
         if model.reducer.core.sender.joins:
-            raise RuntimeError(
+            raise WrongUse(
                 "a logical world cannot run inside of join(): every logical rank has a batch in every step. Remove "
                 "join(), and use ElasticSampler.batches(), which gives all of them the same number of batches"
             )
@@ -68,7 +69,7 @@ def attach(model: Any, logical_world: int, team: Team) -> LogicalModel:
     """Let the reducer of a model complete the sums of logical ranks. All processes do it between two backwards."""
     core, processes = reducer_of(model, "a logical world"), team.size
     if reason := _refusal(model, core, processes):
-        raise ValueError(f"a logical world does not support this model: {reason}")
+        raise WrongValue(f"a logical world does not support this model: {reason}")
     sums = LogicalSums(core.parameters, core.names, logical_world)
     on_cpu = core.sender.device.type == "cpu"
     as_tree = on_cpu and all(getattr(group, "ddp_sums_as_tree", False) for group in core.settings.groups)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from ddp.telemetry.coded import WrongValue
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -30,9 +32,9 @@ def block(logical_world: int, rank: int, processes: int) -> range:
 
 def check_size(logical_world: int, processes: int) -> None:
     if logical_world < 1:
-        raise ValueError(f"invalid logical world {logical_world}. Use a number of logical ranks of 1 or more")
+        raise WrongValue(f"invalid logical world {logical_world}. Use a number of logical ranks of 1 or more")
     if processes > logical_world:
-        raise ValueError(
+        raise WrongValue(
             f"{processes} processes cannot carry {logical_world} logical ranks: each process needs at least one. Start "
             f"at most {logical_world} processes, or use a larger logical world from the beginning of the training"
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ddp.elastic import logical_ranks
+from ddp.telemetry.coded import WrongType, WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class LogicalSums:
         """Take the gradients of a logical rank. Those of the last one are averaged already."""
         if self._sends:
             if len(self._folded) < len(self.parameters):
-                raise RuntimeError(
+                raise WrongUse(
                     f"logical rank {rank} ended without an averaged backward of the model. Run forward and backward of "
                     "every model once for each logical rank, and do not use no_sync() around the last backward"
                 )
@@ -87,7 +88,7 @@ class LogicalSums:
         for i, parameter in enumerate(self.parameters):
             grad, parameter.grad = parameter.grad, None
             if grad is not None and grad.is_sparse:
-                raise TypeError(
+                raise WrongType(
                     f"the gradient of {self._names[i]} is sparse: a logical world supports dense gradients only. Use a "
                     "layer with dense gradients, for example Embedding(sparse=False)"
                 )
@@ -111,7 +112,7 @@ class LogicalSums:
     def fold(self, members: Sequence[int]) -> None:
         """Add the sums of this process to gradients of its last logical rank, before they go into a bucket."""
         if not self._sends:
-            raise RuntimeError(
+            raise WrongUse(
                 "a backward was averaged outside of a step of the logical world. Run it inside of steps() or ranks()"
             )
         self._folded.update(members)

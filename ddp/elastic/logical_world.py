@@ -23,6 +23,7 @@ import torch
 from ddp.elastic import generators, logical_ranks, seeds
 from ddp.elastic.logical_model import attach
 from ddp.elastic.team import Team
+from ddp.telemetry.coded import WrongUse, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,7 +96,7 @@ class LogicalWorld:
             before = self._steps
             yield self._batches(first, batches, models)
             if self._steps == before:
-                raise RuntimeError(
+                raise WrongUse(
                     "a step of the logical world was left before its end. Iterate over each step that steps() yields: "
                     "every logical rank needs its batch"
                 )
@@ -110,7 +111,7 @@ class LogicalWorld:
 
         for rank, batch in self._step(models, fetch):
             if batch is nothing:
-                raise RuntimeError(
+                raise WrongUse(
                     f"the loader has no batch for logical rank {rank}. Use an ElasticSampler(logical_world=...), and "
                     "DataLoader(batch_sampler=sampler.batches(...)): this has one for each logical rank"
                 )
@@ -158,7 +159,7 @@ class LogicalWorld:
         everyone = self._team.gather((self.size, self.threads))
         for rank, (size, threads) in enumerate(everyone):
             if (size, threads) != (self.size, self.threads):
-                raise ValueError(
+                raise WrongValue(
                     f"the processes disagree: process {rank} has logical_world={size}, threads={threads}, but this one "
                     f"has logical_world={self.size}, threads={self.threads}. Use the same on all nodes"
                 )
@@ -173,7 +174,7 @@ class LogicalWorld:
         `values`: one tensor for each logical rank of this process, in order. Collective.
         """
         if len(values) != len(self.mine):
-            raise ValueError(
+            raise WrongValue(
                 f"mean() needs one value for each of the {len(self.mine)} logical ranks of this process, but got "
                 f"{len(values)}"
             )
@@ -196,7 +197,7 @@ class LogicalWorld:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, here in (("logical_world", self.size), ("threads", self.threads)):
             if state[name] != here:
-                raise ValueError(
+                raise WrongValue(
                     f"cannot resume: the commit was made with {name}={state[name]}, but here it is {here}, so the "
                     f"training would not go on with the same bits. Use {name}={state[name]}, or use an empty folder to "
                     "start without a commit"
@@ -256,12 +257,12 @@ class _Step:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("this step of the logical world has ended, because another one has begun")
+            raise WrongUse("this step of the logical world has ended, because another one has begun")
 
 
 def _size_from(text: str | None, processes: int) -> int:
     if text is None:
         return processes
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"invalid {VARIABLE}={text!r}. Use a number of logical ranks")
+        raise WrongValue(f"invalid {VARIABLE}={text!r}. Use a number of logical ranks")
     return int(text)

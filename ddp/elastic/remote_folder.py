@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ddp.elastic import commits
 from ddp.elastic.folder import LocalFolder, together
+from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -152,7 +153,7 @@ def _opened(url: str) -> tuple[Any, str]:
             f"cannot use folder={url!r}: {error}. Install {what}, or use a local folder"
         ) from error
     except ValueError as error:
-        raise ValueError(
+        raise WrongValue(
             f"invalid folder={url!r}: {error}. Use a path, or a URL that fsspec knows, for example s3://bucket/path"
         ) from error
     return fs, str(root).rstrip("/")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
+from ddp.telemetry.coded import WrongValue
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -55,7 +57,7 @@ def write(
 
 def _item_bytes(dtype: str, name: str) -> int:
     if dtype not in _NAMES:
-        raise ValueError(
+        raise WrongValue(
             f"cannot export {name}: safetensors has no type for {dtype}. Leave it out with --name"
         )
     size: int = getattr(torch, dtype.removeprefix("torch.")).itemsize

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ddp.telemetry.coded import WrongValue
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -25,7 +27,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.epoch < 0 or not 0 <= self.consumed <= self.size:
-            raise ValueError(
+            raise WrongValue(
                 f"invalid position {self.consumed} in epoch {self.epoch}: the dataset has {self.size} samples. Use the "
                 "dataset of the commit"
             )
@@ -47,7 +49,7 @@ def positions(progress: Progress, rank: int, world_size: int, drop_last: bool) -
 def advance(progress: Progress, samples: int, world_size: int) -> Progress:
     """Return the position after this number of samples on every rank."""
     if samples < 0:
-        raise ValueError(
+        raise WrongValue(
             f"invalid samples={samples}: negative. Use the number of samples that this rank trained on"
         )
     return replace(progress, consumed=min(progress.size, progress.consumed + samples * world_size))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from ddp.elastic import sample_order
+from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Sized
@@ -44,7 +45,7 @@ class ElasticSampler(Sampler[int]):
         logical_world: LogicalWorld | None = None,
     ) -> None:
         if logical_world is not None and (num_replicas, rank) != (None, None):
-            raise ValueError("num_replicas and rank have no effect with a logical_world. Remove them")
+            raise WrongValue("num_replicas and rank have no effect with a logical_world. Remove them")
         self._logical_world = logical_world
         if logical_world is not None:
             num_replicas, rank = logical_world.size, logical_world.mine[0]
@@ -56,7 +57,7 @@ class ElasticSampler(Sampler[int]):
         )
         self.rank = rank if rank is not None else dist.get_rank() if there else 0
         if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(
+            raise WrongValue(
                 f"invalid rank={self.rank} with num_replicas={self.num_replicas}. Use 0 to {self.num_replicas - 1}"
             )
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
@@ -77,7 +78,7 @@ class ElasticSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         if self._logical_world is not None:
-            raise TypeError(
+            raise WrongType(
                 "with a logical_world the sampler makes batches, because a process may have several logical ranks. "
                 "Use DataLoader(dataset, batch_sampler=sampler.batches(batch_size))"
             )
@@ -89,7 +90,7 @@ class ElasticSampler(Sampler[int]):
         `drop_last`: omit the last batch of a logical rank if it is incomplete.
         """
         if batch_size < 1:
-            raise ValueError(f"invalid batch_size={batch_size}. Use 1 or more")
+            raise WrongValue(f"invalid batch_size={batch_size}. Use 1 or more")
         return Batches(self, batch_size, drop_last)
 
     @property
@@ -136,7 +137,7 @@ class ElasticSampler(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["size"] != self._progress.size:
-            raise ValueError(
+            raise WrongValue(
                 f"cannot resume the sampler: the commit has a dataset of {state['size']} samples, but this dataset has "
                 f"{self._progress.size}. The saved position is not valid for it. Use the same dataset, or use an "
                 "empty folder to start without a commit"

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp.telemetry.coded import Coded
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -30,8 +32,10 @@ _NAME = re.compile(r"ddp-elastic-(\d+)-(\d+)-(\d+)-(\d+)")
 _SLOT = "local{local_rank}.slot{number}"
 
 
-class ScratchError(OSError):
+class ScratchError(Coded, OSError):
     """There is no space for commits in memory."""
+
+    code = "DDP-8003"
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:

@@ -24,6 +24,7 @@ from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
 from ddp.elastic.writer import CommitError, Writer
 from ddp.groups import joining
+from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class State:
         """
         _team, keeper = self._resumed()
         if self._samplers and samples is None:
-            raise TypeError(
+            raise WrongType(
                 "commit() needs samples=... with an ElasticSampler: how many samples this rank trained on since the "
                 "last commit"
             )
@@ -256,7 +257,7 @@ class State:
         """Commit to disk and return when the files of all ranks are complete. Collective; answers a pending request."""
         team, keeper = self._resumed()
         if self._folder is None:
-            raise ValueError(
+            raise WrongValue(
                 "checkpoint() needs State(folder=...): without a folder there are no commits to disk"
             )
         self._number += 1
@@ -314,9 +315,9 @@ class State:
 
     def _resumed(self) -> tuple[Team, Keeper]:
         if self._team is None:
-            raise RuntimeError("state.resume() was not called. Call it once on every rank, before commit()")
+            raise WrongUse("state.resume() was not called. Call it once on every rank, before commit()")
         if self._keeper is None:
-            raise RuntimeError("this State is closed. Create a new one")
+            raise WrongUse("this State is closed. Create a new one")
         return self._team, self._keeper
 
 
@@ -325,14 +326,14 @@ def _check(
 ) -> None:
     for option, value, least in (("every", every, 0), ("disk_every", disk_every, 0), ("keep", keep, 1)):
         if value < least:
-            raise ValueError(
+            raise WrongValue(
                 f"invalid {option}={value}. Use {least} or more{'' if least else ', where 0 means never'}"
             )
     if disk_every and folder is None:
-        raise ValueError("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
+        raise WrongValue("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
     for name in named:
         if hasattr(State, name) or name.startswith("_"):
-            raise ValueError(
+            raise WrongValue(
                 f"invalid name {name!r} in State(): reserved. Use a name that does not start with _ and is not a method"
             )
 
@@ -349,7 +350,7 @@ def _only_one(state: State) -> None:
     global _open
     other = None if _open is None else _open()
     if other is not None and other is not state and other._keeper is not None:
-        raise RuntimeError(
+        raise WrongUse(
             "this process already has a State. Put all objects into one State, or close() the other one first"
         )
     _open = weakref.ref(state)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ddp.elastic import commits, image, manifest
 from ddp.elastic.part_file import Encoder
 from ddp.elastic.thinning import Thinning
+from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
     from ddp.elastic.dcp_keys import Names
@@ -30,8 +31,10 @@ log = logging.getLogger("ddp.elastic")
 _AT_EXIT_S = 60.0  # the time that an object store has to take the last commit before the process ends
 
 
-class CommitError(OSError):
+class CommitError(Coded, OSError):
     """A commit did not reach the disk."""
+
+    code = "DDP-8002"
 
 
 class Writer:

@@ -25,6 +25,7 @@ from ddp.groups.meeting import Meeting
 from ddp.groups.reform_plan import Announced
 from ddp.groups.shared_work import FinishedWork
 from ddp.telemetry import guard, status_page, torch_api, torch_names
+from ddp.telemetry.coded import Coded
 from ddp.telemetry.collective_facts import FACTS
 from ddp.telemetry.collective_marks import copy_name
 
@@ -36,8 +37,10 @@ _BARRIERS = ("barrier", "monitored_barrier")
 _LIBRARIES = (os.path.dirname(os.path.dirname(torch.__file__)), os.path.dirname(os.path.dirname(__file__)))
 
 
-class JoiningError(RuntimeError):
+class JoiningError(Coded, RuntimeError):
     """The script communicates before the survivors do."""
+
+    code = "DDP-7003"
 
 
 class _Gate:

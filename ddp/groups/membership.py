@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore
 from ddp.groups.core_arguments import Reductions
 from ddp.groups.shared_work import FinishedWork, InFlight
 from ddp.groups.stores import never
+from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -177,20 +178,16 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
     def _check_reconfiguration(self, number: int, handles: Sequence[str]) -> None:
         own = self.get_reconfigure_handle()
         if number in self._numbers_used:
-            raise RuntimeError(
-                f"invalid uuid={number}: already used by this group. Use a new number each time"
-            )
+            raise WrongUse(f"invalid uuid={number}: already used by this group. Use a new number each time")
         if len(set(handles)) != len(handles):
-            raise RuntimeError(
-                f"invalid handles {list(handles)}: one is there twice. Use one handle per member"
-            )
+            raise WrongUse(f"invalid handles {list(handles)}: one is there twice. Use one handle per member")
         if own not in handles:
-            raise RuntimeError(
+            raise WrongUse(
                 f"invalid handles {list(handles)}: the handle {own} of this process is not among them. Call "
                 "reconfigure() only in the processes that are to be members"
             )
         if unknown := [each for each in handles if not _is_handle(each, self._name)]:
-            raise RuntimeError(
+            raise WrongUse(
                 f"invalid handle {unknown[0]!r}: not of a group with the backend {self._name}. Use what "
                 "get_reconfigure_handle() returns"
             )
@@ -200,7 +197,7 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
         if kind not in self._fallbacks:
-            raise RuntimeError(f"the process group {self._name} has no backend for {kind} tensors")
+            raise WrongUse(f"the process group {self._name} has no backend for {kind} tensors")
         return self._fallbacks[kind]
 
     def _fallback(self, tensors: Sequence[torch.Tensor]) -> Any:

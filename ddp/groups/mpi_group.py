@@ -32,6 +32,7 @@ from ddp.groups.core_arguments import (
     SUM,
 )
 from ddp.groups.shared_work import CollectiveWork
+from ddp.telemetry.coded import WrongUse, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -251,7 +252,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         _check_supported([output, *parts])
         if sum(part.numel() for part in parts) != output.numel() * self._world:
             given_for_each = sum(part.numel() for part in parts) / self._world
-            raise ValueError(
+            raise WrongValue(
                 f"invalid sizes for reduce_scatter: the input has {given_for_each:g} elements per rank, but the output "
                 f"has {output.numel()}. They must be equal"
             )
@@ -298,7 +299,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         _check_supported([given, *outputs])
         if sum(output.numel() for output in outputs) != given.numel() * self._world:
             got_from_each = sum(output.numel() for output in outputs) / self._world
-            raise ValueError(
+            raise WrongValue(
                 f"invalid sizes for all_gather: the input has {given.numel()} elements, but the output has "
                 f"{got_from_each:g} per rank. They must be equal"
             )
@@ -363,12 +364,12 @@ def create(asked: Any, _options: Any = None) -> MpiGroup:
     ranks = list(asked.global_ranks_in_group) or list(range(asked.group_size))
     world = MPI.COMM_WORLD
     if ranks[asked.group_rank] != world.rank or ranks[-1] >= world.size:
-        raise RuntimeError(
+        raise WrongUse(
             f"this process is rank {ranks[asked.group_rank]} in torch.distributed, but rank {world.rank} of "
             f"{world.size} in MPI. Start the script with mpirun, or use another backend"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise RuntimeError(
+        raise WrongUse(
             "this MPI does not support MPI_THREAD_MULTIPLE, which the mpi4py backend needs. Use the backend gloo"
         )
     tag = zlib.crc32(str(asked.group_id).encode()) % 32768

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import Coded
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -20,8 +22,10 @@ _CURE = (
 )
 
 
-class InitError(RuntimeError):
+class InitError(Coded, RuntimeError):
     """A process group cannot be created with this environment or these arguments."""
+
+    code = "DDP-7002"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import Coded
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class CannotReform(RuntimeError):
+class CannotReform(Coded, RuntimeError):
     """This process cannot form its groups anew. It must be replaced by a new process."""
+
+    code = "DDP-7004"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
+from ddp.telemetry.coded import WrongUse
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -120,7 +122,7 @@ class CollectiveWork(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        raise RuntimeError("source_rank() is valid only for a receive, not for a collective")
+        raise WrongUse("source_rank() is valid only for a receive, not for a collective")
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors

@@ -18,6 +18,7 @@ from ddp.groups.backends import Layout, layout
 from ddp.groups.shared_group import SharedGroup
 from ddp.groups.shared_work import CombinedWork, FinishedWork, SharedWork
 from ddp.telemetry import collective_marks
+from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.collective_facts import name_ranks
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class _Setup:
                 raise _Unable(f"rank {rank} {entry.reason}")
         placed = layout([entry.host for entry in entries], self.rank)
         if self.name == "shm" and len(placed.hosts) > 1:
-            raise ValueError(
+            raise WrongValue(
                 f"the backend shm supports ranks on one host only, but this group has ranks on {len(placed.hosts)} "
                 "hosts. Use hier, which is shm on each host and a ring between hosts"
             )

@@ -16,6 +16,7 @@ from ddp.groups import joining
 from ddp.reducer import plan
 from ddp.reducer.collectives import broadcast_from_rank_0, gather_rows
 from ddp.reducer.errors import different_plans
+from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ def same_model(
     settings = [[(str(name), value) for name, value in chosen] for _, _, chosen in described]
     difference = plan.disagreement(models, settings) or plan.first_unlike([sent for _, sent, _ in described])
     if difference:
-        raise RuntimeError(difference)
+        raise WrongUse(difference)
 
 
 def _facts(entry: dict[str, Any]) -> plan.ParameterInfo:

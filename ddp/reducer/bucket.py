@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ddp.telemetry import torch_api
+from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,7 +275,7 @@ class InPlaceBucket:
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
-            raise RuntimeError("internal error: an InPlaceBucket has no flat buffer for a result")
+            raise WrongUse("internal error: an InPlaceBucket has no flat buffer for a result")
         _store(self.parameters, self._kept, self._absent, used)
         self.payload, self._kept, self._absent, self._versions = [], [], [], []
 
@@ -294,7 +295,7 @@ class SparseBucket:
         if grad is None:
             grad = self.zeros()
         elif not grad.is_sparse:
-            raise RuntimeError("Expected variable to have sparse gradient.")
+            raise WrongUse("Expected variable to have sparse gradient.")
         # The gradients of two parameters may share their values, so nothing is changed in place.
         self.payload = [grad.clone() if scale is None else grad * scale]
 

@@ -16,7 +16,7 @@ from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucke
 from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives
 from ddp.reducer.grad_bucket import GradBucket, result_of
 from ddp.reducer.plan import Kind
-from ddp.telemetry import comm_error, status_page, torch_api, torch_names
+from ddp.telemetry import coded, comm_error, status_page, torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,7 +195,7 @@ class BucketSender:
 
     def register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         if self._hook is not None:
-            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+            raise coded.WrongUse("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self._hook = (state, hook)
         self.start_over()
 
@@ -311,7 +311,7 @@ class BucketSender:
         state, hook = self._hook
         future = hook(state, bucket)
         if not isinstance(future, torch.futures.Future | _BARE_FUTURE):
-            raise RuntimeError(
+            raise coded.WrongUse(
                 "DDP communication hook's callback must return a torch.futures.Future object, but got "
                 f"{type(future).__name__}."
             )

@@ -37,6 +37,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOption
 from ddp.reducer import cost_model
 from ddp.reducer.cost_model import Capabilities
 from ddp.telemetry import torch_api
+from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ class BucketCollectives:
         """Start to average tensors in place, and return the Work. Valid only if `averages_lists` is true."""
         average = self._averages[turn % len(self.groups)]
         if average is None:
-            raise TypeError(
+            raise WrongType(
                 f"internal error: process group {turn % len(self.groups)} has no method ddp_average"
             )
         return average(tensors, divisor)

@@ -13,6 +13,7 @@ import torch
 
 from ddp.reducer.collectives import broadcast_from_rank_0
 from ddp.telemetry import torch_names
+from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -28,7 +29,7 @@ def check(module: Any, mixed_precision: Any) -> None:
     """Raise if the gradients of trained parameters cannot be averaged."""
     reduced = getattr(mixed_precision, "reduce_dtype", None)
     if reduced is not None and reduced in _NARROW:
-        raise TypeError(
+        raise WrongType(
             f"invalid mixed_precision: no sum is defined for reduce_dtype={_short(reduced)}. Use bfloat16 or float16"
         )
     if not isinstance(module, torch.nn.Module):
@@ -41,14 +42,14 @@ def check(module: Any, mixed_precision: Any) -> None:
 
 def _check_parameter(name: str, parameter: torch.Tensor) -> None:
     if parameter.dtype in _NARROW:
-        raise TypeError(
+        raise WrongType(
             f"the parameter {name!r} is of type {_short(parameter.dtype)}, and so is its gradient, which cannot be "
             "averaged: no sum is defined for this type. Keep parameters that are trained in bfloat16 or wider, and "
             "cast them in the forward; or freeze this one with requires_grad_(False)"
         )
     wanted = getattr(parameter, "grad_dtype", None)
     if wanted is not None and wanted != parameter.dtype:
-        raise TypeError(
+        raise WrongType(
             f"the parameter {name!r} is of type {_short(parameter.dtype)}, but its grad_dtype is {_short(wanted)}. A "
             "gradient is averaged in the type of its parameter. Remove grad_dtype, or keep the parameter in that type "
             "and cast it in the forward"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import WrongUse
 from ddp.telemetry.name_list import listed
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def unfinished(names: Sequence[str], indices: Sequence[int], rank: int, *, find_
         "outputs participate in calculating loss. Or freeze the parameters with `requires_grad_(False)` before "
         "wrapping."
     )
-    return RuntimeError(
+    return WrongUse(
         "Expected to have finished reduction in the prior iteration before starting a new one. "
         "This error indicates that your module has parameters that were not used in producing loss. "
         f"{cure}\nParameters which did not receive grad for rank {rank}: {listed(names)}"
@@ -37,7 +38,7 @@ def unfinished(names: Sequence[str], indices: Sequence[int], rank: int, *, find_
 
 
 def graph_changed(names: Sequence[str], indices: Sequence[int], rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         "Expected to have finished reduction in the prior iteration before starting a new one. "
         "This error indicates that your training graph has changed in this iteration, e.g., one parameter is used "
         "in first iteration, but then got unused in the second iteration. this is not compatible with static_graph "
@@ -48,7 +49,7 @@ def graph_changed(names: Sequence[str], indices: Sequence[int], rank: int) -> Ru
 
 
 def unexpected(name: str, rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, but "
         f"then got used in the second iteration. this is not compatible with static_graph set to True. "
         f"{_REMOVE_STATIC_GRAPH}\nRank {rank} computed an unexpected gradient of parameter {name!r}."
@@ -56,7 +57,7 @@ def unexpected(name: str, rank: int) -> RuntimeError:
 
 
 def ready_twice(names: Sequence[str], index: int, rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         "Expected to mark a variable ready only once. "
         f"Parameter at index {index} with name {listed(names)} has been marked as ready twice on rank {rank}: a "
         "gradient was computed after its bucket had been sent. "
@@ -70,7 +71,7 @@ def ready_twice(names: Sequence[str], index: int, rank: int) -> RuntimeError:
 
 
 def outside(names: Sequence[str], rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"A backward on rank {rank} computed gradients of {listed(names)}, but the forward did not run through the "
         "DistributedDataParallel wrapper. These gradients are not averaged, so the replicas would diverge. Call the "
         "wrapped model itself, not its `.module` or one of its methods. If you want local gradients, run forward and "
@@ -79,14 +80,14 @@ def outside(names: Sequence[str], rank: int) -> RuntimeError:
 
 
 def partly_averaged(names: Sequence[str], rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"An earlier backward failed on rank {rank}, and the gradients of {listed(names)} are partly averaged. The "
         "next backward cannot add to them. Call `zero_grad()` after a backward that raised."
     )
 
 
 def forward_outside_context(rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"A backward on rank {rank} did not store gradients in `.grad`, so they are not averaged. The probable cause "
         "is a distributed backward (RPC) whose forward ran in another context. Call the model and "
         "`dist_autograd.backward` in the same `with dist_autograd.context()` block."
@@ -94,7 +95,7 @@ def forward_outside_context(rank: int) -> RuntimeError:
 
 
 def context_without_gradient(names: Sequence[str], rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"A distributed backward computed gradients of {listed(names)} on another rank, but not on rank {rank}. So the "
         "average cannot be added to this rank's context of torch.distributed.autograd. Use the same parameters on all "
         "ranks."
@@ -102,7 +103,7 @@ def context_without_gradient(names: Sequence[str], rank: int) -> RuntimeError:
 
 
 def delayed_too_late(names: Sequence[str], rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"On rank {rank}, a gradient was computed after the delayed all-reduce had started, so it is not averaged. It "
         f"is one of {listed(names)}. The gradient of `param_to_hook_all_reduce` must be computed last: choose a "
         "parameter that the forward uses before all of `delay_all_reduce_named_params`. Do not call `zero_grad()` "
@@ -111,7 +112,7 @@ def delayed_too_late(names: Sequence[str], rank: int) -> RuntimeError:
 
 
 def never_delayed_to(names: Sequence[str], rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"The gradients of {listed(names)} on rank {rank} are not averaged. Their all-reduce starts when the gradient "
         "of `param_to_hook_all_reduce` is computed, and this backward did not compute it. Choose a parameter that "
         "every forward uses."
@@ -119,7 +120,7 @@ def never_delayed_to(names: Sequence[str], rank: int) -> RuntimeError:
 
 
 def delayed_in_join() -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         "join() and `delay_all_reduce_named_params` cannot be used together: a rank without input cannot match the "
         "delayed all-reduce. Remove one of them."
     )
@@ -134,14 +135,14 @@ def no_manual_finalization() -> NotImplementedError:
 
 
 def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"The module was changed after it had been wrapped in DistributedDataParallel. On rank {rank}, "
         f"{what}: {listed(names)}. Their gradients are not averaged. Change the module before you wrap it."
     )
 
 
 def different_plans(rank: int) -> RuntimeError:
-    return RuntimeError(
+    return WrongUse(
         f"The ranks have different bucket layouts (detected on rank {rank}), so gradients of different parameters "
         "would be averaged. All ranks must wrap the same model with the same options, and use the same parameters in "
         "the first backward. TORCH_DISTRIBUTED_DEBUG=DETAIL shows what each rank does."
@@ -156,4 +157,4 @@ def without_reducer(function: str) -> str:
 
 
 def not_capturable(obstacle: str) -> RuntimeError:
-    return RuntimeError(f"DistributedDataParallel cannot be captured in a graph: {obstacle}.")
+    return WrongUse(f"DistributedDataParallel cannot be captured in a graph: {obstacle}.")

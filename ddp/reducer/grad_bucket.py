@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.telemetry.coded import WrongUse
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -64,7 +66,7 @@ def result_of(future: Any) -> torch.Tensor:
     if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], torch.Tensor):
         tensor: torch.Tensor = value[0]
         return tensor
-    raise RuntimeError(
+    raise WrongUse(
         f"the communication hook's future holds {type(value).__name__}; "
         "expected the hook result to be a Tensor or a list of one Tensor"
     )

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import WrongValue
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,7 +26,7 @@ class LaunchOrder:
     def __init__(self, sizes: Sequence[int]) -> None:
         """`sizes` holds the number of gradients of each bucket."""
         if any(size < 1 for size in sizes):
-            raise ValueError("internal error: a bucket must have at least one gradient")
+            raise WrongValue("internal error: a bucket must have at least one gradient")
         self.pending = list(sizes)  # how many gradients each bucket still waits for
         self.claimed = 0  # buckets 0..claimed-1 have been launched, or the last of them is being launched
         self.is_launching = False
@@ -42,7 +44,7 @@ class LaunchOrder:
         """Record `count` more ready gradients of a bucket."""
         left = self.pending[bucket] - count
         if count < 1 or left < 0:
-            raise ValueError(
+            raise WrongValue(
                 f"internal error: bucket {bucket} waits for {self.pending[bucket]} gradients, but {count} arrived"
             )
         self.pending[bucket] = left
@@ -58,5 +60,5 @@ class LaunchOrder:
     def release(self) -> None:
         """End the launch of the claimed bucket, whether it succeeded or not. It is not launched again."""
         if not self.is_launching:
-            raise ValueError("internal error: no bucket is being launched")
+            raise WrongValue("internal error: no bucket is being launched")
         self.is_launching = False

@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ddp.reducer.launch_order import LaunchOrder
+from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ class LaunchQueue:
         """Wait until no other thread is launching."""
         with self._lock:
             if self._order.is_launching and self._launcher == threading.get_ident():
-                raise RuntimeError(
+                raise WrongUse(
                     "a communication hook ended a backward pass of the model whose bucket it averages. Do not run this "
                     "model in its own hook."
                 )

@@ -28,6 +28,7 @@ from ddp.reducer.module_changes import ModuleCheck
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.reducer.unused import tensors_in
 from ddp.telemetry import torch_api, torch_marks, torch_names
+from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         super().__init__(**chosen)
         # In this case torch's class has no reducer and fails in the first forward.
         if self._delay_all_reduce_all_params:
-            raise ValueError(
+            raise WrongValue(
                 "invalid delay_all_reduce_named_params: it contains all parameters. Remove at least one from it"
             )
 
@@ -102,7 +103,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         captured.keep_memory(self.reducer.core)
         if settings.tuned:
             if self._averages_in_python:
-                raise RuntimeError(errors.without_reducer('bucket_cap_mb="auto"'))
+                raise WrongUse(errors.without_reducer('bucket_cap_mb="auto"'))
             self.reducer.core.tune()
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
@@ -136,7 +137,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _limits(self, static_graph: bool) -> plan.Limits:
         if any(cap < 0 for cap in getattr(self, "bucket_bytes_cap_list", [])):
             sizes = [cap / plan.MIB for cap in self.bucket_bytes_cap_list]
-            raise TypeError(f"invalid bucket_cap_mb_list={sizes}: negative. Use sizes in MiB of 0 or more")
+            raise WrongType(f"invalid bucket_cap_mb_list={sizes}: negative. Use sizes in MiB of 0 or more")
         default = getattr(self, "bucket_bytes_cap_default", False)
         first = torch_api.get(torch_names.FIRST_BUCKET) if default else self.bucket_bytes_cap
         return plan.limits(
@@ -291,7 +292,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Register `hook(state, bucket) -> Future`, which averages the buckets. See torch's documentation."""
         self._check_comm_hook(hook)
         if self._averages_in_python and str(getattr(hook, "__module__", "")).startswith("ddp.comm_hooks."):
-            raise TypeError(errors.without_reducer(f"the communication hook {hook.__qualname__}"))
+            raise WrongType(errors.without_reducer(f"the communication hook {hook.__qualname__}"))
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
@@ -316,7 +317,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         ignored = list(names)
         known = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
         if unknown := sorted(set(ignored) - known):
-            raise ValueError(
+            raise WrongValue(
                 f"unknown parameter or buffer: {', '.join(unknown)}. Use names from module.named_parameters() or "
                 "module.named_buffers()"
             )
@@ -332,11 +333,11 @@ def _wants_tuning(chosen: dict[str, Any]) -> bool:
     if not isinstance(cap, str):
         return False
     if cap != "auto":
-        raise ValueError(
+        raise WrongValue(
             f'invalid bucket_cap_mb={cap!r}. Use a number of MiB, or "auto" to find the best size in the first steps'
         )
     if chosen.get("bucket_cap_mb_list"):
-        raise ValueError('bucket_cap_mb="auto" and bucket_cap_mb_list cannot be used together. Remove one')
+        raise WrongValue('bucket_cap_mb="auto" and bucket_cap_mb_list cannot be used together. Remove one')
     chosen["bucket_cap_mb"] = _TORCHS.parameters["bucket_cap_mb"].default
     return True
 
@@ -384,12 +385,12 @@ def _group_list(process_group: Any) -> tuple[ProcessGroup, ...] | None:
     if not isinstance(process_group, list | tuple):
         return None
     if not process_group:
-        raise ValueError(
+        raise WrongValue(
             "invalid process_group: an empty list. Use at least one group, or remove the argument"
         )
     members = [dist.get_process_group_ranks(group) for group in process_group]
     if any(ranks != members[0] for ranks in members):
-        raise ValueError(
+        raise WrongValue(
             f"invalid process_group: its groups have different ranks, {members}. Use groups of the same ranks"
         )
     return tuple(process_group)

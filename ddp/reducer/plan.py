@@ -22,6 +22,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddp.reducer.cost_model import Capabilities, CostModel, choose
+from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,7 +126,7 @@ def rebuilt_plan(
 ) -> BucketPlan:
     """Make the plan from the gradient order of a backward. `arrival` has every parameter once."""
     if sorted(arrival) != list(range(len(parameters))):
-        raise ValueError("internal error: the order of arrival must contain every parameter once")
+        raise WrongValue("internal error: the order of arrival must contain every parameter once")
     place = {member: i for i, member in enumerate(arrival)}
     groups = _separate(parameters, arrival, limit, transport, limit.rebuilt)
     # A bucket is complete when its last member arrives. Order by that, so that buckets do not wait for later ones.

@@ -11,6 +11,7 @@ from ddp.reducer import errors
 from ddp.reducer.fresh_start import start_anew
 from ddp.reducer.reducer import Reducer
 from ddp.telemetry import torch_names
+from ddp.telemetry.coded import WrongType, WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -202,9 +203,9 @@ def reducer_of(model: object, function: str) -> Reducer:
     """Return the reducer of a wrapped model. Raise for any other object; `function` is the caller, for the error."""
     reducer = getattr(model, "reducer", None)
     if not isinstance(reducer, TorchReducer):
-        raise TypeError(
+        raise WrongType(
             f"{function} needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model first"
         )
     if getattr(model, torch_names.PYTHON_REDUCER.name, False):
-        raise RuntimeError(errors.without_reducer(function))
+        raise WrongUse(errors.without_reducer(function))
     return reducer.core

@@ -30,6 +30,7 @@ from ddp.reducer.module import DistributedDataParallel
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.sharding import whole_state
 from ddp.sharding.sharded_buckets import ShardedBucket
+from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
@@ -83,19 +84,19 @@ class ShardedOptimizer(Optimizer, Joinable):
             reducer.names, reducer.parameters, reducer.sender.facts, strict=True
         ):
             if facts.sparse:
-                raise ValueError(
+                raise WrongValue(
                     f"cannot shard the gradient of {name!r}: it is sparse. Use a dense embedding (sparse=False), or "
                     "exclude the parameter with ignore_parameters_and_buffers() (its gradient is then not averaged)"
                 )
             if id(parameter) not in given:
-                raise ValueError(
+                raise WrongValue(
                     f"the parameter {name!r} of the model is not in this optimizer, so its gradient would be lost. Add "
                     "it (with lr=0 to keep it unchanged), or freeze it before wrapping"
                 )
         averaged = {id(parameter) for parameter in reducer.parameters}
         for i, parameter in enumerate(self._whole):
             if parameter.requires_grad and id(parameter) not in averaged:
-                raise ValueError(
+                raise WrongValue(
                     f"parameter {i} of `params` is not a trainable parameter of the model. Remove it from `params`"
                 )
 
@@ -144,7 +145,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._made:
-            raise RuntimeError(
+            raise WrongUse(
                 "add_param_group() is not supported by ShardedOptimizer. Create a new model wrapper and optimizer"
             )
         super().add_param_group(param_group)
@@ -181,19 +182,19 @@ class ShardedOptimizer(Optimizer, Joinable):
     def _check_step(self) -> None:
         reducer = self._model.reducer.core
         if reducer.sender.plan is not self._plan:
-            raise RuntimeError(
+            raise WrongUse(
                 "the model's buckets were rebuilt after this optimizer was created. Save the state, create the model "
                 "wrapper and the optimizer again, and load the state"
             )
         for described, bucket in zip(self._plan.buckets, self.buckets, strict=True):
             moved = bucket.moved_out()
             if moved is not None:
-                raise RuntimeError(
+                raise WrongUse(
                     f"the storage of the parameter {reducer.names[described.members[moved]]!r} was replaced after this "
                     "optimizer was created, so it would not be trained. Move or convert the module before wrapping it"
                 )
         if not self._averaged and any(parameter.grad is not None for parameter in reducer.parameters):
-            raise RuntimeError(
+            raise WrongUse(
                 "step() was called, but all backwards ran under no_sync(), so no gradient was averaged. Run the last "
                 "backward before step() outside no_sync()"
             )
@@ -265,7 +266,7 @@ class ShardedOptimizer(Optimizer, Joinable):
     def state_dict(self) -> dict[str, Any]:
         """Return the state in the unsharded format. It loads with or without sharding, in a world of any size."""
         if self._consolidated is None:
-            raise RuntimeError(
+            raise WrongUse(
                 "the state is sharded. After the last step(), call consolidate_state_dict(to=R) on all ranks. Then "
                 "call state_dict() on rank R"
             )
@@ -288,7 +289,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         sizes = [len(group["params"]) for group in groups]
         if sizes != [len(group["params"]) for group in self._groups]:
             own = [len(group["params"]) for group in self._groups]
-            raise ValueError(
+            raise WrongValue(
                 f"cannot load the state: its parameter groups have {sizes} parameters, those of this optimizer have "
                 f"{own}. Load the state of an optimizer with the same groups"
             )
@@ -381,17 +382,17 @@ def _tensors(params: Any) -> list[torch.Tensor]:
 
 def _check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> None:
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
+        raise WrongType(
             f"ShardedOptimizer needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model "
             "first"
         )
     reducer_of(model, "ShardedOptimizer")
     if model.mixed_precision is not None:
-        raise ValueError("ShardedOptimizer does not support DDP's mixed_precision. Use torch.autocast")
+        raise WrongValue("ShardedOptimizer does not support DDP's mixed_precision. Use torch.autocast")
     name = optimizer_class.__name__
     torchs = optimizer_class.__module__.startswith("torch.optim")
     if not elementwise and not (torchs and name in _ELEMENTWISE):
-        raise ValueError(
+        raise WrongValue(
             f"ShardedOptimizer splits parameters at any element, but it is not known whether {name} updates each "
             "element independently. "
             f"If it does, pass elementwise=True. Otherwise use one of {', '.join(sorted(_ELEMENTWISE))}"

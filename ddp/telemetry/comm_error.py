@@ -12,6 +12,7 @@ from contextlib import ContextDecorator
 import torch.distributed as dist
 
 from ddp.telemetry import guard
+from ddp.telemetry.coded import Coded
 from ddp.telemetry.comm_words import (
     Explanation,
     Operation,
@@ -23,8 +24,10 @@ from ddp.telemetry.comm_words import (
 __all__ = ["CommError", "Operation", "explain", "explaining"]
 
 
-class CommError(RuntimeError):
+class CommError(Coded, RuntimeError):
     """A collective failed because of another rank, or was aborted. `__cause__` is the error of the library."""
+
+    code = "DDP-7001"
 
     def __init__(self, explanation: Explanation, doing: Operation, original: str) -> None:
         super().__init__(f"{explanation.text}\n  original error: {original}")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.status_page import CHECKPOINT, EVALUATION, SECTION, keep, kept, page
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ def section(name: str, timeout: float | timedelta | None = None) -> Iterator[Non
     the name is "eval". Sections can be nested: the innermost one counts.
     """
     if not name:
-        raise ValueError('invalid section name "": empty. Give a name, for example ddp.section("eval")')
+        raise WrongValue('invalid section name "": empty. Give a name, for example ddp.section("eval")')
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout or 0)
     if not seconds >= 0 or (timeout is not None and not seconds):  # `not >=` rejects NaN as well
-        raise ValueError(
+        raise WrongValue(
             f"invalid timeout {timeout!r} of section {name!r}: not a positive number of seconds. "
             "Leave it out for the launcher's own limit"
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from launcher.output import frames
 from launcher.output.lines import is_colored, printable
+from rendezvous.values.error_codes import with_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,8 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time
     if time_words:
         _say(f"ddp-launch: {time_words}")
     if finish.outcome is None:
-        said = "\n".join(map(printable, finish.reason.split("\n")))
+        reason = with_code(finish.reason, finish.code) if finish.code else finish.reason
+        said = "\n".join(map(printable, reason.split("\n")))
         logs = f"; {story.logs_are_in(_place(spec, folder))}" if folder.has_logs() else ""
         _say_last(spec, f"ddp-launch: {said}{logs}", "agent")
     elif not finish.outcome.succeeded:

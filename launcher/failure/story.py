@@ -14,6 +14,13 @@ from launcher.failure.crash_text import GROUP_HEADER, clean_lines
 from launcher.failure.verdict import signal_name
 from launcher.output.lines import TRACEBACK_HEADER, printable
 from rendezvous.values.cause_text import described
+from rendezvous.values.outcome_codes import (
+    code_of_cause,
+    code_of_outcome,
+    consequences,
+    first_cause,
+    was_requested,
+)
 from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ def render_box(
     """ "" for success. `budget`: the restarts allowed."""
     if outcome.succeeded:
         return ""
-    if _was_requested(outcome):
+    if was_requested(outcome):
         logs = f"; {logs_are_in(log_dir)}" if log_dir else ""
         return f"ddp-launch: {_printable(outcome.reason + logs, unicode)}\n"
     inner = max(min(width, _MAX_WIDTH), _MIN_WIDTH) - 4
@@ -69,6 +76,7 @@ def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> di
         "summary": headline(outcome),
         "reason": outcome.reason,
         "exit_code": outcome.exit_code,
+        "code": code_of_outcome(outcome),
         "restarts": outcome.restarts,
         "restart_budget": budget,
         "heals": outcome.heals,
@@ -91,20 +99,14 @@ def torch_error(outcome: Outcome, timestamp: int) -> dict[str, object]:
     return {"message": {"message": message, "extraInfo": extra, "errorCode": code}}
 
 
-def first_cause(outcome: Outcome) -> Cause | None:
-    """The first cause that is not a consequence of another failure, whatever the order of reports."""
-    reported = (*([outcome.first_cause] if outcome.first_cause else ()), *outcome.causes)
-    return next((cause for cause in reported if cause.failure is not FailureClass.CONSEQUENCE), None)
-
-
 def headline(outcome: Outcome) -> str:
     if outcome.succeeded:
         return "the job succeeded"
-    if _was_requested(outcome):
+    if was_requested(outcome):
         return outcome.reason
     cause = first_cause(outcome)
     if cause is None:
-        if not _consequences(outcome):
+        if not consequences(outcome):
             return f"the job failed: {outcome.reason}"
         return (
             "the job failed, but its ranks report only lost connections; "
@@ -117,19 +119,9 @@ def headline(outcome: Outcome) -> str:
     return f"rank {cause.rank} on {cause.node} failed first: {cause.reason}"
 
 
-def _was_requested(outcome: Outcome) -> bool:
-    """Whether an operator or a signal ended the job. No rank failed; ranks were only stopped."""
-    if any(decision.is_interrupt for decision in outcome.decisions):
-        return True  # whatever ranks report after Ctrl-C
-    if first_cause(outcome) is not None:
-        return False
-    if causes := _consequences(outcome):
-        return all(cause.stopped for cause in causes)
-    return not any(d.kind is DecisionKind.FAIL and d.cause is not None for d in outcome.decisions)
-
-
-def _consequences(outcome: Outcome) -> tuple[Cause, ...]:
-    return outcome.causes or ((outcome.first_cause,) if outcome.first_cause else ())
+def _code_row(outcome: Outcome) -> str:
+    code = code_of_outcome(outcome)
+    return f"{code} ({code.phrase}); `ddpctl explain {code}` says more" if code else ""
 
 
 # --- the rows below the headline --------------------------------------------------------------------
@@ -143,6 +135,7 @@ def _facts(outcome: Outcome, cause: Cause | None, log_dir: str, budget: str) -> 
         ("restarts", _restarts(outcome, budget)),
         ("log", (cause.log if cause else "") or log_dir),
         ("exit code", str(outcome.exit_code)),
+        ("code", _code_row(outcome)),
         ("hint", cause.hint if cause else ""),
     ]
     return [(label, text) for label, text in facts if text]
@@ -206,6 +199,7 @@ def _restarts(outcome: Outcome, budget: str) -> str:
 
 def _cause_json(cause: Cause) -> dict[str, object]:
     return {
+        "code": code_of_cause(cause),
         "node": cause.node,
         "rank": cause.rank,
         "local_rank": cause.local_rank,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
 from launcher.settings.values import parse_int
+from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     ours = settings.of("hosts" if settings["hosts"] else "hostfile")
     if settings["standalone"]:
         raise settings.of("standalone").wrong(
-            f"contradicts {ours.quoted}", f"use either --standalone or {ours.option.flag}"
+            f"contradicts {ours.quoted}",
+            f"use either --standalone or {ours.option.flag}",
+            code=Code.CONTRADICTING_OPTIONS,
         )
     if settings["local_addr"]:
         raise settings.of("local_addr").wrong(
             f"with {ours.quoted} it would give the same address to all nodes",
             "use --interface to select the network",
+            code=Code.CONTRADICTING_OPTIONS,
         )
     tasks = parse_int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks is not None and tasks > 1:

@@ -30,6 +30,7 @@ from launcher.settings.host_names import Host, read_hostfile
 from launcher.settings.values import BadValue
 from rendezvous.hosted import serve_privately
 from rendezvous.signals import SignalWatch
+from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -218,7 +219,7 @@ class Fleet:
             how = "the ssh connection was lost, and the ranks of this host stop; check the network to it and its sshd"
         else:
             how = f"its agent ended with {how}; see the messages of this host above"
-        self._say(f"error: {member.host.name}: {how}")
+        self._say(with_code(f"error: {member.host.name}: {how}", Code.HOST_FAILED))
         left = sum(not each.over for each in self._members)
         if left < self._shared.nnodes[0] and not self._job_is_over and (self._port or not member.answered):
             self._short_of_hosts = True
@@ -330,7 +331,9 @@ def run_fleet(
     found = settings["hosts"] or _read_hostfile(settings.of("hostfile"))
     if settings["hosts"] and settings["hostfile"]:
         raise settings.of("hostfile").wrong(
-            f"contradicts {settings.of('hosts').quoted}", "use either --hosts or --hostfile"
+            f"contradicts {settings.of('hosts').quoted}",
+            "use either --hosts or --hostfile",
+            code=Code.CONTRADICTING_OPTIONS,
         )
     env = command_lines.sent_environment(environ, settings["send_env"] or ())
     if not settings["rendezvous"]:
@@ -369,7 +372,9 @@ def _read_hostfile(setting: Setting) -> tuple[Host, ...]:
         raise setting.wrong(bad.problem) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
-        raise setting.wrong(f"cannot read it ({reason})", "check the path and its permissions") from None
+        raise setting.wrong(
+            f"cannot read it ({reason})", "check the path and its permissions", code=Code.FILE_UNREADABLE
+        ) from None
 
 
 def _program() -> str:

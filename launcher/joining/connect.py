@@ -27,6 +27,7 @@ from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, clien
 from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.local import offer
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
 
@@ -51,11 +52,11 @@ class Connection:
     options: ClientOptions = field(default_factory=ClientOptions)
 
 
-class CannotConnect(Exception):
+class CannotConnect(Coded):
     """A message for the user, with its exit code."""
 
-    def __init__(self, text: str, exit_code: int = 2) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, exit_code: int = 2, *, code: Code) -> None:
+        super().__init__(text, code=code)
         self.exit_code = exit_code
 
 
@@ -72,7 +73,7 @@ async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
             spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control, spec.rendezvous_option
         )
     except NoRendezvous as error:
-        raise CannotConnect(str(error)) from None
+        raise CannotConnect(str(error), code=Code.NO_RENDEZVOUS_ADDRESS) from None
     match place:
         case Embedded():
             agent = AgentId(host, incarnation)
@@ -102,7 +103,7 @@ def _address_of(interface: str) -> str:
             if interface in known
             else f"this machine does not have this interface; use one of {', '.join(known)}"
         )
-        raise CannotConnect(f"--interface {interface}: {problem}")
+        raise CannotConnect(f"--interface {interface}: {problem}", code=Code.ADDRESS_UNUSABLE)
     return address
 
 
@@ -111,7 +112,8 @@ def _check_own(spec: LaunchSpec) -> None:
     given = f"--master-addr {spec.master_addr}" if spec.master_addr else f"--local-addr {spec.local_addr}"
     if obstacle := addresses.obstacle_to_listening(spec.master_addr or spec.local_addr):
         raise CannotConnect(
-            f"{given}: {obstacle}. The job runs only on this machine, so the option is not needed: omit it."
+            f"{given}: {obstacle}. The job runs only on this machine, so the option is not needed: omit it.",
+            code=Code.ADDRESS_UNUSABLE,
         )
 
 
@@ -134,10 +136,10 @@ async def _serve_or_connect(
     try:
         protected = protection(os.environ, options.secret)
         if not (protected.suffices or options.insecure or addresses.is_loopback(listen)):
-            raise CannotConnect(_secret_needed(endpoint, why))
+            raise CannotConnect(_secret_needed(endpoint, why), code=Code.SECRET_UNUSABLE)
         stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected)
     except OptionsUnusable as error:
-        raise CannotConnect(str(error)) from None
+        raise CannotConnect(str(error), code=error.code) from None
     try:
         connection = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
     except BaseException:
@@ -193,7 +195,7 @@ def _options(spec: LaunchSpec) -> ClientOptions:
     try:
         return client_options(_environ(spec), give_up_s=spec.join_timeout_s)
     except OptionsUnusable as error:
-        raise CannotConnect(str(error)) from None
+        raise CannotConnect(str(error), code=error.code) from None
 
 
 async def _connect(
@@ -243,7 +245,8 @@ class _Slot:
                 return cls(host if number == 0 else f"{host}#{number}", sock)
             sock.close()
         raise CannotConnect(
-            f"{_SLOTS} agents of job {run_id} already run on this host, which is the maximum. Use another --rdzv-id."
+            f"{_SLOTS} agents of job {run_id} already run on this host, which is the maximum. Use another --rdzv-id.",
+            code=Code.LIMIT_REACHED,
         )
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.arguments import UsageError
 from launcher.template import scratch
+from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
@@ -31,7 +32,8 @@ class LogFolder:
         except OSError as error:  # launcher.settings.checks has found what can be detected earlier
             raise UsageError(
                 f"invalid --log-dir {spec.log.directory!r}: cannot create the directory ({error.strerror}). "
-                "Use another directory."
+                "Use another directory.",
+                code=Code.FOLDER_UNUSABLE,
             ) from None
 
     def has_logs(self) -> bool:
@@ -83,7 +85,8 @@ def _temporary(name: str) -> str:
         else:
             return path
     raise UsageError(
-        f"cannot create a directory for temporary files: {reason}. Set TMPDIR, or use --log-dir."
+        f"cannot create a directory for temporary files: {reason}. Set TMPDIR, or use --log-dir.",
+        code=Code.FOLDER_UNUSABLE,
     )
 
 

@@ -11,6 +11,7 @@ from launcher.preflight import checkup, host, source_checkup
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import gather
 from launcher.stop_requests import unless_stopped
+from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Preflight:
         failed = checkup.failures(report.checks)
         if failed and self._spec.max_nodes == 1:
             named = f"this machine failed its pre-flight check: {failed}"
-            raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK)
+            raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK, code=Code.PREFLIGHT_FAILED)
         had = str(report.versions)
         return HealthData(not failed, failed[:_NOTE_CHARS], had, report.block, report.hardware[:_NOTE_CHARS])
 

@@ -27,6 +27,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.assemble import HostEnvironment, assemble
 from launcher.settings.config import Settings, unknown_variables
 from launcher.settings.spec import EntryKind, EntryPoint
+from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,8 @@ _TRIES = 20  # a service may remember this many earlier checks under the same na
 def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], here: HostEnvironment) -> int:
     if words:
         raise UsageError(
-            f"unexpected argument {words[0]!r}: doctor does not run a script. Use only options of ddp-launch."
+            f"unexpected argument {words[0]!r}: doctor does not run a script. Use only options of ddp-launch.",
+            code=Code.INVALID_COMMAND_LINE,
         )
     spec, warnings = assemble(settings, _ENTRY, here)
     if spec.preflight == "off":
@@ -63,7 +65,7 @@ async def _check(spec: LaunchSpec, as_json: bool) -> int:
         try:
             report = await _with_others(spec, report)
         except CannotConnect as error:
-            _say(f"error: {error}")
+            _say(with_code(f"error: {error}", error.code))
             return 2
     _show(_as_json(report) if as_json else _as_table(report, spec.log.color))
     return exit_code(report.checks)

@@ -28,6 +28,7 @@ from launcher.version import VERSION
 from rendezvous.client.scratch_client import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
+from rendezvous.values.error_codes import Code
 from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
@@ -41,6 +42,7 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.outcome_codes import code_of_outcome, code_of_refusal
 from rendezvous.values.types import RestartBudget, StoreAddress
 
 if TYPE_CHECKING:
@@ -174,10 +176,12 @@ class _NetworkCheck:
                     self._say(reason)
                 case Refused(reason, kind=RefusalKind.JOB_OVER):
                     raise _TooLate(reason)
-                case Refused(reason, code, retryable=False):
-                    raise CannotConnect(reason, code)  # as the job itself would raise it
+                case Refused(reason, exit_code, retryable=False) as refused:
+                    # As the job itself would raise it.
+                    raise CannotConnect(reason, exit_code, code=code_of_refusal(refused))
                 case Ended(outcome):
-                    raise CannotConnect(outcome.reason, outcome.exit_code)
+                    code = code_of_outcome(outcome) or Code.JOB_HAS_ENDED
+                    raise CannotConnect(outcome.reason, outcome.exit_code, code=code)
                 case _:
                     pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def read_binding(spec: LaunchSpec) -> Binding:
     try:
         return _bound(spec)
     except BindingError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), code=Code.CANNOT_BIND_RANKS) from None
 
 
 def _bound(spec: LaunchSpec) -> Binding:

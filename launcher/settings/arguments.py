@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.options import BY_SHORT, BY_SPELLING, matching, negates
 from launcher.settings.values import nearest, printable
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.settings.option import Option
 
 
-class UsageError(Exception):
+class UsageError(Coded):
     """Ends the command with `exit_code`; its text is printed as one line."""
 
     exit_code = 2
+    code = Code.INVALID_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def _read_short(line: CommandLine, argv: list[str], at: int) -> int:
         short, letters = "-" + letters[0], letters[1:]
         option: Option | None = BY_SHORT.get(short)
         if option is None:
-            raise UsageError(_unknown(argv[at], argv[at + 1 :]))
+            raise UsageError(_unknown(argv[at], argv[at + 1 :]), code=Code.UNKNOWN_OPTION)
         if option.is_switch:
             line.options[option.dest] = Typed(short, "1")
             continue
@@ -91,22 +93,27 @@ def _spelling(name: str, rest: list[str]) -> str:
     found = matching("--" + name[2:].replace("_", "-"))
     if len(found) > 1:
         raise UsageError(
-            f"ambiguous option {printable(name)}: it matches {', '.join(found)}. Use the full name."
+            f"ambiguous option {printable(name)}: it matches {', '.join(found)}. Use the full name.",
+            code=Code.AMBIGUOUS_OPTION,
         )
     if not found:
-        raise UsageError(_unknown(name, rest))
+        raise UsageError(_unknown(name, rest), code=Code.UNKNOWN_OPTION)
     return found[0]
 
 
 def _next_value(spelling: str, argv: list[str], at: int) -> str:
     """The next word. A word that starts with a dash is an option, unless it is a number or contains a space."""
     if at + 1 == len(argv):
-        raise UsageError(f"missing value for {spelling}. Run ddp-launch --help all to see what it accepts.")
+        raise UsageError(
+            f"missing value for {spelling}. Run ddp-launch --help all to see what it accepts.",
+            code=Code.MISSING_VALUE,
+        )
     value = argv[at + 1]
     if len(value) > 1 and value.startswith("-") and not value[1].isdigit() and " " not in value:
         raise UsageError(
             f"missing value for {spelling}: the next word {printable(value)} looks like an option. "
-            f"If it is the value, use {spelling}={printable(value)}."
+            f"If it is the value, use {spelling}={printable(value)}.",
+            code=Code.MISSING_VALUE,
         )
     return value
 

@@ -15,6 +15,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
+from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Recover, ScaleUp, StragglerPolicy
 
@@ -59,7 +60,8 @@ class Assembly:
 def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
     if not words:
         raise UsageError(
-            "missing script. Use ddp-launch [options] script.py [args ...]. Run ddp-launch --help to see examples."
+            "missing script. Use ddp-launch [options] script.py [args ...]. Run ddp-launch --help to see examples.",
+            code=Code.MISSING_SCRIPT,
         )
     target, args = words[0], words[1:]
     if settings["run_path"]:  # takes precedence over the other two, as in torchrun
@@ -68,6 +70,7 @@ def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
         raise settings.of("no_python").wrong(
             f"contradicts {settings.of('module').quoted}, because a module needs Python",
             "use either --no-python or --module",
+            code=Code.CONTRADICTING_OPTIONS,
         )
     if settings["no_python"]:
         return EntryPoint(EntryKind.PROGRAM, target, args)
@@ -224,6 +227,7 @@ def _nodes(work: Assembly) -> tuple[int, int]:
         raise work.settings.of("nnodes").wrong(
             f"contradicts {work.settings.of('standalone').quoted}, which runs the job on one node",
             "use either --nnodes or --standalone",
+            code=Code.CONTRADICTING_OPTIONS,
         )
     work.warn("nnodes", f"has no effect: {work.settings.of('standalone').quoted} runs the job on one node")
     return 1, 1
@@ -320,6 +324,7 @@ def _cpu_affinity(work: Assembly) -> bool:
         raise settings.of("cpu_affinity").wrong(
             f"contradicts {settings.of('numa_binding').quoted}: both bind ranks to CPUs",
             "use either --cpu-affinity or --numa-binding",
+            code=Code.CONTRADICTING_OPTIONS,
         )
     return bool(settings["cpu_affinity"])
 

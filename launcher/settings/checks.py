@@ -17,6 +17,7 @@ from launcher.settings.config_file import one_line
 from launcher.settings.import_path import import_path
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.settings.values import nearest, printable
+from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +31,16 @@ _LISTED_AT_MOST = 5000  # files of a directory that are searched for a similar n
 
 class MachineTooSmall(UsageError):
     exit_code = 71  # the same as if a rank cannot be started
+    code = Code.TOO_FEW_OPEN_FILES
 
 
 def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag: str) -> None:
     """`flag` is the option that selected a module or a program. `python` is "" for our own interpreter."""
     if not entry.target.strip():
-        raise UsageError("the script name is empty. Use ddp-launch [options] script.py [args ...].")
+        raise UsageError(
+            "the script name is empty. Use ddp-launch [options] script.py [args ...].",
+            code=Code.MISSING_SCRIPT,
+        )
     match entry.kind:
         case EntryKind.PROGRAM:
             check_program(entry.target, environ, f"{flag} {printable(entry.target)}")
@@ -53,7 +58,8 @@ def check_folder() -> str:
         return os.getcwd()
     except OSError:
         raise UsageError(
-            "the current directory no longer exists. Change to one that exists, then run the command again."
+            "the current directory no longer exists. Change to one that exists, then run the command again.",
+            code=Code.FOLDER_UNUSABLE,
         ) from None
 
 
@@ -68,7 +74,8 @@ def check_python(python: str, environ: Mapping[str, str]) -> None:
 def check_script(path: str, python: str = "", how_for_a_program: str = "") -> None:
     if path == "-":
         raise UsageError(
-            "invalid script '-': several ranks cannot read one script from standard input. Save it to a file."
+            "invalid script '-': several ranks cannot read one script from standard input. Save it to a file.",
+            code=Code.NOT_A_SCRIPT,
         )
     try:
         mode = os.stat(path).st_mode
@@ -83,7 +90,8 @@ def check_script(path: str, python: str = "", how_for_a_program: str = "") -> No
         _no_script(path)
     except OSError as error:
         raise UsageError(
-            f"cannot read {printable(path)}: {error.strerror}. Check the path and its permissions."
+            f"cannot read {printable(path)}: {error.strerror}. Check the path and its permissions.",
+            code=Code.SCRIPT_NOT_FOUND,
         ) from None
 
 
@@ -96,18 +104,22 @@ def _check_script_folder(path: str) -> None:
             if candidates
             else "Use the path of a script."
         )
-        raise UsageError(f"cannot run {printable(path)}: it is a directory without __main__.py. {hint}")
+        raise UsageError(
+            f"cannot run {printable(path)}: it is a directory without __main__.py. {hint}",
+            code=Code.NOT_A_SCRIPT,
+        )
 
 
 def _no_script(path: str) -> NoReturn:
     folder, name = os.path.split(path)
     if folder and not os.path.isdir(folder):
         raise UsageError(
-            f"cannot find script {printable(path)}: directory {printable(folder)} does not exist. Check the path."
+            f"cannot find script {printable(path)}: directory {printable(folder)} does not exist. Check the path.",
+            code=Code.SCRIPT_NOT_FOUND,
         )
     close = nearest(name, _names_in(folder or "."))
     hint = f"Did you mean {printable(os.path.join(folder, close))}?" if close else "Check the path."
-    raise UsageError(f"script {printable(path)} does not exist. {hint}")
+    raise UsageError(f"script {printable(path)} does not exist. {hint}", code=Code.SCRIPT_NOT_FOUND)
 
 
 def _names_in(folder: str) -> list[str]:
@@ -123,11 +135,14 @@ def _check_source(path: str, data: bytes, hint: str) -> None:
     """Accept what Python can run: source, a compiled file, or a zip file with a __main__."""
     if b"\0" in data or data[:4] == b"PK\x03\x04":
         if not _is_compiled(data) and not _is_zip_to_run(path):
-            raise UsageError(f"{printable(path)} is a binary file, not a Python script. {hint}")
+            raise UsageError(
+                f"{printable(path)} is a binary file, not a Python script. {hint}", code=Code.NOT_A_SCRIPT
+            )
         return
     if data.startswith(b"#!") and b"python" not in data.split(b"\n", 1)[0]:
         raise UsageError(
-            f"{printable(path)} is not a Python script: its first line names another interpreter. {hint}"
+            f"{printable(path)} is not a Python script: its first line names another interpreter. {hint}",
+            code=Code.NOT_A_SCRIPT,
         )
     import warnings
 
@@ -137,9 +152,13 @@ def _check_source(path: str, data: bytes, hint: str) -> None:
             compile(data, path, "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""
-        raise UsageError(f"{printable(path)}: {line}{one_line(error.msg)}. Fix the syntax error.") from None
+        raise UsageError(
+            f"{printable(path)}: {line}{one_line(error.msg)}. Fix the syntax error.", code=Code.NOT_A_SCRIPT
+        ) from None
     except (ValueError, UnicodeError) as error:
-        raise UsageError(f"{printable(path)} is not Python source: {one_line(str(error))}. {hint}") from None
+        raise UsageError(
+            f"{printable(path)} is not Python source: {one_line(str(error))}. {hint}", code=Code.NOT_A_SCRIPT
+        ) from None
     except (RecursionError, MemoryError):
         pass  # a rank has more memory, or reports the error itself
 
@@ -167,7 +186,8 @@ def check_module(name: str, python: str, quoted: str, environ: Mapping[str, str]
     bare = name.removesuffix(".py").replace("/", ".")
     if "/" in name or (name.endswith(".py") and os.path.exists(name)):
         raise UsageError(
-            f"invalid {quoted}: it is a file, not a module. Use -m {printable(bare)}, or remove -m."
+            f"invalid {quoted}: it is a file, not a module. Use -m {printable(bare)}, or remove -m.",
+            code=Code.MODULE_NOT_FOUND,
         )
     if python:
         return
@@ -176,13 +196,15 @@ def check_module(name: str, python: str, quoted: str, environ: Mapping[str, str]
     if found is None:
         raise UsageError(
             f"invalid {quoted}: module {printable(top)} is not in the current directory or in {printable(sys.prefix)}. "
-            f"{_suggestion(top)}"
+            f"{_suggestion(top)}",
+            code=Code.MODULE_NOT_FOUND,
         )
     folders, is_package = found
     if top == name and is_package and not _has_main(folders):
         raise UsageError(
             f"invalid {quoted}: it is a package without __main__.py. "
-            f"Use a module inside it, for example -m {top}.train."
+            f"Use a module inside it, for example -m {top}.train.",
+            code=Code.MODULE_NOT_FOUND,
         )
 
 
@@ -225,16 +247,19 @@ def check_program(name: str, environ: Mapping[str, str], quoted: str) -> None:
     if any(os.access(place, os.X_OK) for place in files):
         return
     if files:
-        raise UsageError(f"invalid {quoted}: the file is not executable. Run chmod +x {printable(files[0])}.")
+        raise UsageError(
+            f"invalid {quoted}: the file is not executable. Run chmod +x {printable(files[0])}.",
+            code=Code.PROGRAM_NOT_RUNNABLE,
+        )
     if "/" in name:
         problem = "it is a directory" if os.path.isdir(name) else "the program does not exist"
-        raise UsageError(f"invalid {quoted}: {problem}. Check the path.")
+        raise UsageError(f"invalid {quoted}: {problem}. Check the path.", code=Code.PROGRAM_NOT_RUNNABLE)
     hint = (
         f"Use ./{printable(name)}."
         if os.path.isfile(name)
         else "Check the name, or use the path of the program."
     )
-    raise UsageError(f"invalid {quoted}: the program is not on PATH. {hint}")
+    raise UsageError(f"invalid {quoted}: the program is not on PATH. {hint}", code=Code.PROGRAM_NOT_RUNNABLE)
 
 
 # --- ports and directories ---------------------------------------------------------------------------
@@ -257,11 +282,14 @@ def check_port(setting: Setting, max_nodes: int) -> None:
                 probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise setting.wrong("the port is in use", "remove the option to use any free port") from None
+                raise setting.wrong(
+                    "the port is in use", "remove the option to use any free port", code=Code.PORT_IN_USE
+                ) from None
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise setting.wrong(
                     "only root may use this port",
                     "use port 1024 or higher, or remove the option to use any free port",
+                    code=Code.PORT_IN_USE,
                 ) from None
 
 
@@ -275,15 +303,21 @@ def check_log_dir(setting: Setting) -> None:
         mode = os.stat(path).st_mode
     except OSError as error:
         raise setting.wrong(
-            f"cannot create the directory ({error.strerror})", "use another directory"
+            f"cannot create the directory ({error.strerror})",
+            "use another directory",
+            code=Code.FOLDER_UNUSABLE,
         ) from None
     subject = "it" if path == os.path.abspath(setting.value) else printable(path)
     if not stat.S_ISDIR(mode):
         raise setting.wrong(
-            f"{subject} is a file, not a directory", "use a directory; it is created if it does not exist"
+            f"{subject} is a file, not a directory",
+            "use a directory; it is created if it does not exist",
+            code=Code.FOLDER_UNUSABLE,
         )
     if not os.access(path, os.W_OK | os.X_OK):
-        raise setting.wrong(f"{subject} is not writable", "use a directory that you can write to")
+        raise setting.wrong(
+            f"{subject} is not writable", "use a directory that you can write to", code=Code.FOLDER_UNUSABLE
+        )
 
 
 def _exists(path: str) -> bool:
@@ -300,7 +334,7 @@ def check_open_files(settings: Settings, spec: LaunchSpec) -> None:
     if hard != resource.RLIM_INFINITY and hard < spec.open_files:
         raise MachineTooSmall(
             f"{settings.of('nproc_per_node').quoted}: the agent needs {spec.open_files} open files for {spec.nproc} "
-            f"ranks, but the hard limit is {hard}. Raise the limit (ulimit -Hn, LimitNOFILE=) or start fewer ranks."
+            f"ranks, but the hard limit is {hard}. Raise the limit (ulimit -Hn, LimitNOFILE=) or start fewer ranks.",
         )
 
 
@@ -320,4 +354,5 @@ def check_debugger(settings: Settings, python: str) -> None:
         raise setting.wrong(
             "debugpy is not installed, and editors need it",
             f"run {sys.executable} -m pip install debugpy, or use --debug {setting.value.rank} for the terminal",
+            code=Code.PACKAGE_MISSING,
         )

@@ -13,6 +13,7 @@ from launcher.settings.arguments import CommandLine, UsageError
 from launcher.settings.option import Option, Reach
 from launcher.settings.options import BY_SPELLING, OPTIONS, negates
 from launcher.settings.values import BadValue, nearest, printable, quote
+from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ class Setting:
             return self.origin.name
         return self.origin.quote(self.text or "")
 
-    def wrong(self, problem: str, fix: str = "") -> UsageError:
+    def wrong(self, problem: str, fix: str = "", *, code: Code = Code.INVALID_VALUE) -> UsageError:
         """`problem` and `fix` are sentences that start with a lower-case letter and have no full stop."""
         return UsageError(
-            f"invalid {self.quoted}: {problem}." + (f" {fix[0].upper()}{fix[1:]}." if fix else "")
+            f"invalid {self.quoted}: {problem}." + (f" {fix[0].upper()}{fix[1:]}." if fix else ""), code=code
         )
 
 
@@ -90,7 +91,7 @@ def _setting(option: Option, line: CommandLine, environ: Mapping[str, str], file
     try:
         return Setting(option, origin, text, option.parse(text))
     except BadValue as bad:
-        raise UsageError(_explain(origin, text, bad)) from None
+        raise UsageError(_explain(origin, text, bad), code=Code.INVALID_VALUE) from None
 
 
 def _source(
@@ -156,7 +157,8 @@ def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
         if "script" not in table or not isinstance(table["args"], list):
             raise UsageError(
                 f"invalid args in {name}: args must be a list, and the file must also name a script. "
-                'Use for example script = "train.py" and args = ["--lr", "0.1"].'
+                'Use for example script = "train.py" and args = ["--lr", "0.1"].',
+                code=Code.CONFIG_FILE_INVALID,
             )
         words.extend(_scalar(name, "args", each) for each in table["args"])
     for key, value in table.items():
@@ -165,10 +167,11 @@ def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
         spelling = "--" + key.replace("_", "-")
         option = BY_SPELLING.get(spelling)
         if option is None or option.reach < Reach.FILE:
-            raise UsageError(_unknown_key(name, key, option))
+            raise UsageError(_unknown_key(name, key, option), code=Code.UNKNOWN_OPTION)
         if option.dest in settings:
             raise UsageError(
-                f"duplicate key {key} in {name}: {settings[option.dest][0]} sets the same option. Remove one of them."
+                f"duplicate key {key} in {name}: {settings[option.dest][0]} sets the same option. Remove one of them.",
+                code=Code.CONFIG_FILE_INVALID,
             )
         settings[option.dest] = (key, _file_text(name, key, value, option))
     return ConfigFile(name, settings, tuple(words))
@@ -190,7 +193,8 @@ def _file_text(name: str, key: str, value: object, option: Option) -> str:
     if option.is_switch:
         if not isinstance(value, bool):
             raise UsageError(
-                f"invalid {key} = {quote(str(value))} in {name}: it is a switch. Use {key} = true or {key} = false."
+                f"invalid {key} = {quote(str(value))} in {name}: it is a switch. Use {key} = true or {key} = false.",
+                code=Code.CONFIG_FILE_INVALID,
             )
         return str(int(value != negates("--" + key.replace("_", "-"))))
     if isinstance(value, list):
@@ -205,12 +209,16 @@ def _file_text(name: str, key: str, value: object, option: Option) -> str:
 def _scalar(name: str, key: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UsageError(
-            f"invalid {key} = {quote(str(value))} in {name}: not a string or a number. Use a string or a number."
+            f"invalid {key} = {quote(str(value))} in {name}: not a string or a number. Use a string or a number.",
+            code=Code.CONFIG_FILE_INVALID,
         )
     return _no_nul(name, key, str(value))
 
 
 def _no_nul(name: str, key: str, text: str) -> str:
     if "\0" in text:
-        raise UsageError(f"invalid {key} in {name}: it contains a NUL character. Remove the character.")
+        raise UsageError(
+            f"invalid {key} in {name}: it contains a NUL character. Remove the character.",
+            code=Code.CONFIG_FILE_INVALID,
+        )
     return text

@@ -13,6 +13,7 @@ from launcher.settings.spec import EntryKind
 from launcher.template.pool_folder import Settings, Unusable, boot_id, open_folder, usual_place
 from launcher.warm_pool import client, seed
 from launcher.warm_pool.joining import recipe_of
+from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
     from launcher.settings import config
@@ -30,6 +31,7 @@ class CannotWarm(UsageError):
     """The pool is on, but its template could not be made."""
 
     exit_code = 1
+    code = Code.NO_WARM_TEMPLATE
 
 
 def start(settings: config.Settings, spec: LaunchSpec | None) -> str:
@@ -52,7 +54,7 @@ def start(settings: config.Settings, spec: LaunchSpec | None) -> str:
 def _make_template(folder: Folder, spec: LaunchSpec) -> str:
     if spec.entry.kind is EntryKind.PROGRAM or not spec.warm_start:
         raise CannotWarm(
-            f"no template of {spec.entry.target}: its ranks are not forked (--no-python, --no-warm-start)"
+            f"no template of {spec.entry.target}: its ranks are not forked (--no-python, --no-warm-start)",
         )
     if spec.gpu_order == "nvlink":
         order_gpus(os.environ)
@@ -67,7 +69,9 @@ def _make_template(folder: Folder, spec: LaunchSpec) -> str:
         time.sleep(_LOOK_S)
     found = client.state(folder, recipe.name, _IMPORT_S)
     if found is None:
-        raise CannotWarm(f"the template of {recipe.title} has ended. {''.join(folder.notes()[-1:])}")
+        raise CannotWarm(
+            f"the template of {recipe.title} has ended. {''.join(folder.notes()[-1:])}",
+        )
     return f"The template of {recipe.title} is ready (pid {found['pid']}, {_size(found['bytes'])})."
 
 
@@ -149,10 +153,12 @@ def _opened(path: str, create: bool = False) -> Folder:
         return open_folder(path, create)
     except FileNotFoundError:
         if create:
-            raise UsageError(f"cannot create {path}: its parent folder does not exist") from None
+            raise UsageError(
+                f"cannot create {path}: its parent folder does not exist", code=Code.FOLDER_UNUSABLE
+            ) from None
         raise
     except Unusable as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), code=Code.FOLDER_UNUSABLE) from None
 
 
 def _time(seconds: float) -> str:

@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rendezvous.values.error_codes import Code, Coded
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -49,8 +51,10 @@ distinguished_name = name
 """
 
 
-class SecretUnusable(ValueError):
+class SecretUnusable(Coded, ValueError):
     """The secret is invalid. The message is for the user and never contains the secret."""
+
+    code = Code.SECRET_UNUSABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from rendezvous.access.refusals import Reason
+from rendezvous.values.error_codes import Code, Coded
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -46,8 +47,10 @@ class BadToken(ValueError):
         self.reason = reason
 
 
-class KeyFileUnusable(ValueError):
+class KeyFileUnusable(Coded, ValueError):
     """The key file cannot be used. The message is for the user who starts the service."""
+
+    code = Code.KEY_FILE_UNUSABLE
 
 
 class NoKeys(KeyFileUnusable):

@@ -6,14 +6,17 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from rendezvous.access.secret import Secret, SecretUnusable, parse, read
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class OptionsUnusable(ValueError):
+class OptionsUnusable(Coded, ValueError):
     """An option is invalid. The message is for the user who set it."""
+
+    code = Code.CLIENT_SETTINGS_INVALID
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ def job_secret(environ: Mapping[str, str]) -> Secret | None:
         text = environ.get(f"{ENV}SECRET", "")
         return parse(text, f"{ENV}SECRET") if text else None
     except SecretUnusable as error:
-        raise OptionsUnusable(str(error)) from None
+        raise OptionsUnusable(str(error), code=error.code) from None
 
 
 def is_loopback(endpoint: str) -> bool:

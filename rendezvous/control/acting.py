@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.control.asking import inquire, job_named
 from rendezvous.control.formats import is_for_programs, show, warn
+from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import (
     CannotAnswer,
     Checkpointed,
@@ -43,7 +44,8 @@ async def checkpoint(service: Service, arguments: argparse.Namespace) -> int:
             continue
         missing += 1
         late = f"not all ranks have taken the checkpoint within {arguments.wait:g} s"
-        warn(f"node {node}: {told.reason if isinstance(told, CannotAnswer) else late}")
+        reason = told.reason if isinstance(told, CannotAnswer) else late
+        warn(f"node {node}: {reason}", Code.NOT_POSSIBLE_NOW)
     if is_for_programs(arguments.output):
         show({"job_id": job, "taken": not missing, "nodes": found}, arguments.output)
     elif not missing:
@@ -78,9 +80,8 @@ async def profile(service: Service, arguments: argparse.Namespace) -> int:
                 break
             told = await _only_answer(service, job, rank, TraceWanted(rank, told.name, file.tell()), _MORE_S)
     if not isinstance(told, TracePart):
-        warn(
-            told.reason if isinstance(told, CannotAnswer) else "the agent gave an answer to another question"
-        )
+        other = "the agent gave an answer to another question"
+        warn(told.reason if isinstance(told, CannotAnswer) else other, Code.NOT_POSSIBLE_NOW)
         return 1
     if is_for_programs(arguments.output):
         show(

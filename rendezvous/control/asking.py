@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rendezvous.codec import question_message, told_in
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.error_codes import Code, Coded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -26,12 +27,16 @@ class Caller(Protocol):
     async def all_jobs(self) -> list[Any]: ...
 
 
-class NoSuchJob(Exception):
+class NoSuchJob(Coded):
     """The job cannot be determined. The message is for the user."""
 
+    code = Code.NO_SUCH_JOB
 
-class BadArgument(Exception):
+
+class BadArgument(Coded):
     """An argument cannot be used, such as a file that cannot be read. The message is for the user."""
+
+    code = Code.FILE_UNREADABLE
 
 
 async def inquire(

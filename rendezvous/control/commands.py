@@ -7,6 +7,7 @@ import os
 from enum import StrEnum
 from typing import Literal
 
+from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS
 from rendezvous.control import argument_values as values
 from rendezvous.control.top_table import COLUMNS
@@ -54,7 +55,7 @@ class Command(StrEnum):
 # These change the job; the others only read its state.
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
-SUBMIT, COMPLETION = "submit", "completion"  # do not call the service
+SUBMIT, COMPLETION, EXPLAIN = "submit", "completion", "explain"  # do not call the service
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
@@ -91,8 +92,8 @@ def command_of(arguments: argparse.Namespace) -> Command:
     return ALIASES.get(arguments.command) or Command(arguments.command)
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+def parser() -> CodedParser:
+    found = CodedParser(
         "ddpctl",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -134,6 +135,8 @@ def parser() -> argparse.ArgumentParser:
     _add_profile(added[Command.PROFILE])
     completion = commands.add_parser(COMPLETION, help="print a script for your shell that completes commands")
     completion.add_argument("shell", choices=SHELLS)
+    explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
+    explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
 
@@ -237,9 +240,9 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _shared() -> argparse.ArgumentParser:
+def _shared() -> CodedParser:
     """Options accepted before and after the command. The main parser has their defaults."""
-    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared = CodedParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument(
         "--rendezvous",
         metavar="HOST:PORT[,...]",

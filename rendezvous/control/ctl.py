@@ -8,9 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.completion import of_parser, script
-from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, SUBMIT, parser
+from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, SUBMIT, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
+from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.version import VERSION, version_in, with_releases
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == COMPLETION:
             write(script(of_parser(parser(), _JOBS), arguments.shell))
             return 0
+        if arguments.command == EXPLAIN:
+            return _explain_code(arguments.code)
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
@@ -42,7 +45,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports an error at exit
         if isinstance(error, BrokenPipeError):  # the reader closed the pipe
             return 141
-        return _failed(f"{error.filename or 'cannot write to standard output'}: {error.strerror}", _FAILED)
+        words = f"{error.filename or 'cannot write to standard output'}: {error.strerror}"
+        return _failed(words, _FAILED, Code.FILE_UNREADABLE if error.filename else Code.CANNOT_WRITE_OUTPUT)
+
+
+def _explain_code(word: str) -> int:
+    from rendezvous.explained.table import contents, explanation
+
+    text = explanation(word) if word else contents()
+    if text is None:
+        words = f"{word!r} is not an error code. Run `ddpctl explain` for the list"
+        return _failed(words, _USAGE, Code.UNKNOWN_CODE)
+    write(text)
+    return 0
 
 
 def _ask(arguments: argparse.Namespace) -> int:
@@ -62,28 +77,33 @@ def _ask(arguments: argparse.Namespace) -> int:
         options = client_options(os.environ)
         service = Service(endpoints(where), options, arguments.timeout, finds_local=finds_local)
     except OptionsUnusable as error:
-        return _failed(str(error), _USAGE)
+        return _failed(str(error), _USAGE, error.code)
     try:
         return asyncio.run(carry_out(service, arguments))
     except OptionsUnusable as error:  # of a connection: a certificate that cannot be read
-        return _failed(str(error), _UNUSABLE)
+        return _failed(str(error), _UNUSABLE, error.code)
     except BadArgument as error:
-        return _failed(str(error), _USAGE)
+        return _failed(str(error), _USAGE, error.code)
     except NoSuchJob as error:
-        return _failed(str(error), _FAILED)
+        return _failed(str(error), _FAILED, error.code)
     except grpc.RpcError as error:
         words = _tls_problem(error, service)
-        return _failed(words, _NOT_ALLOWED) if words else _failed(*_explain(error, where))
+        return _failed(words, _NOT_ALLOWED, Code.TLS_FAILED) if words else _failed(*_explain(error, where))
 
 
 def _check(arguments: argparse.Namespace) -> None:
     from rendezvous.client.options import OptionsUnusable
 
     if not 0 < arguments.timeout < 1e6:
-        raise OptionsUnusable(f"invalid --timeout {arguments.timeout:g}: use a number of seconds above 0")
+        raise OptionsUnusable(
+            f"invalid --timeout {arguments.timeout:g}: use a number of seconds above 0",
+            code=Code.INVALID_VALUE,
+        )
     for value in map(str, vars(arguments).values()):
         if not value.isprintable():  # also finds bytes that are not UTF-8
-            raise OptionsUnusable(f"invalid argument {value!r}: remove the control characters")
+            raise OptionsUnusable(
+                f"invalid argument {value!r}: remove the control characters", code=Code.INVALID_VALUE
+            )
 
 
 def _tls_problem(error: Any, service: Service) -> str:
@@ -102,31 +122,41 @@ def _tls_problem(error: Any, service: Service) -> str:
     return "; ".join(dict.fromkeys(words)) if all(words) else ""
 
 
-def _explain(error: Any, endpoints: str) -> tuple[str, int]:
+def _explain(error: Any, endpoints: str) -> tuple[str, int, Code]:
     import grpc
 
     code = error.code()
     details = error.details() or f"the service gave no reason (gRPC status {code.name})"
     match code:
-        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
-            return details, _NOT_ALLOWED
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return details, _NOT_ALLOWED, Code.NOT_AUTHENTICATED
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return details, _NOT_ALLOWED, Code.NOT_PERMITTED
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
             return (
                 f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service or the job runs",
                 _NO_ANSWER,
+                Code.SERVICE_UNREACHABLE,
             )
         case grpc.StatusCode.UNIMPLEMENTED:
             service = version_in(error.trailing_metadata())
-            return with_releases(
-                f"the service at {endpoints} does not support this command", service, VERSION
-            ), _FAILED
+            words = f"the service at {endpoints} does not support this command"
+            return with_releases(words, service, VERSION), _FAILED, Code.NOT_SUPPORTED_BY_SERVICE
+        case grpc.StatusCode.NOT_FOUND:
+            return details, _FAILED, Code.NOT_FOUND
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return details, _FAILED, Code.NOT_POSSIBLE_NOW
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return details, _FAILED, Code.LIMIT_REACHED
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return details, _FAILED, Code.REQUEST_INVALID
         case _:
-            return details, _FAILED
+            return details, _FAILED, Code.SERVICE_FAILED
 
 
-def _failed(words: str, code: int) -> int:
-    sys.stderr.write(f"ddpctl: {words}\n")
-    return code
+def _failed(words: str, exit_code: int, code: Code) -> int:
+    sys.stderr.write(f"ddpctl: {with_code(words, code)}\n")
+    return exit_code
 
 
 if __name__ == "__main__":

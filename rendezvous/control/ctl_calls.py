@@ -11,6 +11,7 @@ from rendezvous.control import acting, logs, stacks, top, why
 from rendezvous.control.commands import Command, command_of
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn
+from rendezvous.control.job_json import job_dict
 from rendezvous.pb import rendezvous_pb2 as pb
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
             show({"jobs": [as_dict(job) for job in jobs]} if for_programs else job_table(jobs), output)
         case Command.GET:
             job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
-            show(as_dict(job), output if for_programs else JSON)
+            show(job_dict(job), output if for_programs else JSON)
         case Command.STATUS:
             job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
-            show(as_dict(job) if for_programs else job_text(job), output)
+            show(job_dict(job) if for_programs else job_text(job), output)
         case Command.EVENTS | Command.WATCH:
             async for note in service.notes(arguments.job, follow=command is Command.WATCH):
                 show(as_dict(note) if for_programs else event_line(note), output, compact=True)

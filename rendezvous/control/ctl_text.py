@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.codec import decode
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.outcome_codes import code_of_cause
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
-from rendezvous.values.types import Decision, DecisionKind
+from rendezvous.values.types import Cause, Decision, DecisionKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,7 +64,8 @@ def job_text(job: Any) -> str:
     if job.decisions:
         parts.append("\n".join(["decisions:", *(f"  {_decision(d)}" for d in job.decisions)]))
     if job.HasField("outcome") and job.outcome.HasField("first_cause"):
-        parts.append(f"first cause: {_cause(job.outcome.first_cause)}")
+        code = code_of_cause(decode(Cause, job.outcome.first_cause))
+        parts.append(f"first cause: {_cause(job.outcome.first_cause)} [{code}]")
     return "\n\n".join(parts)
 
 

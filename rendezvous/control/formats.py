@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from rendezvous.submit.yaml_text import documents
+from rendezvous.values.error_codes import Code, with_code
 
 JSON, YAML = "json", "yaml"
 _FOR_PROGRAMS = (JSON, YAML)
@@ -34,8 +35,9 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def warn(text: str) -> None:
-    sys.stderr.write(f"ddpctl: {text}\n")
+def warn(text: str, code: Code | None = None) -> None:
+    """`code`: of an error because of which the command fails; a warning has none."""
+    sys.stderr.write(f"ddpctl: {with_code(text, code) if code else text}\n")
     sys.stderr.flush()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous.control.asking import inquire, job_named
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn
+from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import CannotAnswer, Stacks, StacksWanted
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
     wanted = StacksWanted(rank, arguments.native)
     ((node, told),) = await inquire(service, job, wanted, ranks=[rank], wait_s=wait_s)
     if isinstance(told, CannotAnswer):
-        warn(f"node {node}: {told.reason}")
+        warn(f"node {node}: {told.reason}", Code.NOT_POSSIBLE_NOW)
         return 1
     assert isinstance(told, Stacks)
     if is_for_programs(arguments.output):

@@ -15,9 +15,11 @@ from rendezvous.codec import decode
 from rendezvous.control.asking import BadArgument, NoSuchJob, job_named
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import as_dict, is_for_programs, show
+from rendezvous.control.job_json import cause_dict
 from rendezvous.control.why_file import NotAStory, story_in
 from rendezvous.control.why_text import Event, Story, slowest, story_text, with_journal
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, Decision, DecisionKind
 
@@ -81,7 +83,9 @@ async def story_of(service: Caller, name: str, job: Any, wanted: int) -> Story |
     generations = [generation for generation, _ in failures] + [each.generation for each in decisions]
     if wanted and wanted not in generations:
         known = ", ".join(map(str, sorted(set(generations)))) or "none"
-        raise NoSuchJob(f"job {name}: no failure of generation {wanted} is known (known: {known})")
+        raise NoSuchJob(
+            f"job {name}: no failure of generation {wanted} is known (known: {known})", code=Code.NOT_FOUND
+        )
     if not generations:
         return None
     generation = wanted or max(generations)
@@ -129,7 +133,7 @@ def story_as_dict(story: Story, job: Any) -> dict[str, Any]:
     return {
         "job_id": story.job,
         "generation": story.generation,
-        "cause": as_dict(causes[-1]) if causes else None,
+        "cause": cause_dict(causes[-1]) if causes else None,
         "others": [
             {"rank": each.rank, "node": each.node, "failure": str(each.failure), "reason": each.reason}
             for each in story.others

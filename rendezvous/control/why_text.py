@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.values.cause_text import described
 from rendezvous.values.cause_text import ranks as ranks_text
+from rendezvous.values.outcome_codes import code_of_cause
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import FailureClass
 
@@ -103,6 +104,7 @@ def _verdict(cause: Cause) -> list[tuple[str, str]]:
     rows = [
         ("what failed", f"rank {cause.rank} on {cause.node}"),
         ("verdict", f"{cause.failure}: {described(cause)}"),
+        ("code", f"{code_of_cause(cause)}; `ddpctl explain {code_of_cause(cause)}` says more"),
         ("certainty", "certain" if cause.doubt is None else "uncertain; it does not count against the node"),
         ("when", f"{cause.at}, {cause.ran_s:.1f} s after its start" if cause.at else ""),
         ("where", cause.place),

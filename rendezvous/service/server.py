@@ -32,6 +32,7 @@ from rendezvous.service.operations import Operations
 from rendezvous.service.reflection import NAMES as REFLECTION
 from rendezvous.service.reflection import Reflection
 from rendezvous.service.scratchpad import Scratchpad
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-class CannotListen(Exception):
+class CannotListen(Coded):
     """An address cannot be used. The message is for the user who starts the service."""
+
+    code = Code.CANNOT_LISTEN
 
 
 class Server:

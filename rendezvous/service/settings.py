@@ -8,6 +8,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.client.options import is_loopback
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.wire_names import PORT
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 ENV = "DDP_RENDEZVOUS_"
 
 
-class SettingsUnusable(ValueError):
+class SettingsUnusable(Coded, ValueError):
     """A setting is invalid. The message is for the user who starts the service."""
+
+    code = Code.SERVICE_SETTING_INVALID
 
 
 _ADDRESS = "HOST:PORT"
@@ -187,7 +190,9 @@ def _from_file(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             found = tomllib.load(file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingsUnusable(f"cannot read the configuration file {path} (--config): {error}") from error
+        raise SettingsUnusable(
+            f"cannot read the configuration file {path} (--config): {error}", code=Code.FILE_UNREADABLE
+        ) from error
     return {name.replace("-", "_"): _from_toml(path, name.replace("-", "_"), found[name]) for name in found}
 
 
@@ -279,7 +284,8 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
     if missing:
         raise SettingsUnusable(
             f"{outward[0]} is reachable from other machines without {' and without '.join(missing)}. "
-            "Set the options in brackets, or --insecure to serve without them."
+            "Set the options in brackets, or --insecure to serve without them.",
+            code=Code.SERVICE_UNPROTECTED,
         )
 
 

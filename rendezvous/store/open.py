@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
 from rendezvous.store.protocol import StoreError
+from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ _SETTINGS = ("tls", "cacert", "cert", "key", "password-file")
 
 class BadUrl(StoreError):
     """The URL does not name a store that can be opened: it is wrong, whatever the state of the store is."""
+
+    code = Code.STORE_URL_INVALID
 
 
 async def open_store(url: str, address: str = "", environ: Mapping[str, str] = os.environ) -> Store:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ class JobStore(Protocol):
         """The new version; `Conflict` if the stored one is not `expected_version`."""
 
 
-class StoreError(Exception):
+class StoreError(Coded):
     """The store cannot be used, for example because of its format, a wrong password, or the lock of another process."""
+
+    code = Code.STORE_UNUSABLE
 
 
 class OwnershipLost(Exception):

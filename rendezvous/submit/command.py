@@ -17,6 +17,7 @@ from rendezvous.submit.hand_over import (
     submit,
 )
 from rendezvous.submit.job_file import BadJobFile, read
+from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     import argparse
@@ -41,22 +42,21 @@ def carry_out(arguments: argparse.Namespace) -> int:
     try:
         return _carry_out(read(_load(arguments.file), arguments.script), arguments)
     except BadJobFile as error:
-        sys.stderr.write(f"ddpctl: {arguments.file}: {error}\n")
+        _print_error(f"{arguments.file}: {error}", error.code)
         return _USAGE
     except BrokenPipeError:  # the reader closed the pipe
         raise
     except OSError as error:  # a full disk, or too many arguments for a program
         problem = ": ".join(filter(None, (error.filename, error.strerror)))
-        sys.stderr.write(f"ddpctl: cannot submit the job: {problem}\n")
+        _print_error(f"cannot submit the job: {problem}", Code.CANNOT_SUBMIT)
         return CANNOT
 
 
 def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
     text = render(job, arguments.target)
     if words := options_problem(job, arguments.target):
-        sys.stderr.write(
-            f"ddpctl: {arguments.file}: ddp-launch rejects the options of the job file:\n{words}\n"
-        )
+        problem = f"{arguments.file}: ddp-launch rejects the options of the job file:\n{words}"
+        _print_error(problem, Code.JOB_FILE_INVALID)
         return _USAGE
     if arguments.dry_run:
         sys.stdout.write(text)
@@ -66,11 +66,14 @@ def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
         return 0
     program = PROGRAMS[arguments.target]
     if shutil.which(program) is None:
-        sys.stderr.write(
-            f"ddpctl: {program} is not on PATH. Install it, or use --dry-run and submit the output elsewhere.\n"
-        )
+        problem = f"{program} is not on PATH. Install it, or use --dry-run and submit the output elsewhere."
+        _print_error(problem, Code.CANNOT_SUBMIT)
         return NO_PROGRAM
     return submit(job, arguments.target)
+
+
+def _print_error(text: str, code: Code) -> None:
+    sys.stderr.write(f"ddpctl: {with_code(text, code)}\n")
 
 
 def _load(path: str) -> dict[str, object]:

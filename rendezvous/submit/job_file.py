@@ -34,13 +34,16 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from rendezvous.submit.job import JobFile, Kubernetes, Resources, Slurm, Ssh, Volume
 from rendezvous.submit.job_rules import first_problem
+from rendezvous.values.error_codes import Code, Coded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class BadJobFile(ValueError):
+class BadJobFile(Coded, ValueError):
     """The job file is invalid. The message says where, and what to write instead."""
+
+    code = Code.JOB_FILE_INVALID
 
 
 _SECTIONS = {"resources": Resources, "kubernetes": Kubernetes, "slurm": Slurm, "ssh": Ssh}

@@ -68,6 +68,7 @@ def test_the_whole_story() -> None:
         "restarts  2 of 2 used; not restarted: the restart budget is used up",
         "log       /logs/1/stderr.log",
         "exit code 1",
+        "code      DDP-5004 (rank exception); `ddpctl explain DDP-5004` says more",
         "hint      look twice",
     ]
 

@@ -41,6 +41,7 @@ from launcher.supervision import (
     Supervision,
     step,
 )
+from rendezvous.values.error_codes import Code
 from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
@@ -213,7 +214,7 @@ TABLE: list[tuple[AgentEvent, dict[str, tuple[Action, ...]]]] = [
     (
         Refused("other spec", 78),
         {
-            **dict.fromkeys(JOINING, (Finish(78, "other spec"),)),
+            **dict.fromkeys(JOINING, (Finish(78, "other spec", code=Code.REJECTED),)),
             **dict.fromkeys(("running", "last"), TERM),
             "idle": (Sweep(1),),
         },

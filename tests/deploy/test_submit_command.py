@@ -181,7 +181,7 @@ def test_who_stops_reading_or_has_no_room_sees_no_traceback(folder: Path) -> Non
             [*command, "--", "t.py"], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert unwritten.returncode == 1
-    assert unwritten.stderr.endswith(": No space left on device\n")
+    assert unwritten.stderr.endswith(": No space left on device [DDP-1021]\n")
     assert unwritten.stderr.count("\n") == 1
 
 

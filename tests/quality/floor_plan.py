@@ -40,7 +40,8 @@ CORE = {
         ),
     },
     "rendezvous": {
-        *"access control diagnosing machine rounds service session_replay submit values web".split(),
+        *"access control diagnosing explained machine rounds service session_replay submit values web".split(),
+        *within("explained", "entry failures joining library serving table usage"),
         *within("client", "session_rules"),
         *within("control", "log_lines top_screen top_table why_file why_text"),
         *within(
@@ -58,8 +59,8 @@ CORE = {
         *within("web", "figures requests stream"),
         *within(
             "values",
-            "cause_text events frozen_map late_dataclass questions rank_report rank_time rank_view state "
-            "straggler_state text_limits types version wire_names",
+            "cause_text error_codes events frozen_map late_dataclass outcome_codes questions rank_report rank_time "
+            "rank_view state straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
@@ -72,7 +73,7 @@ CORE = {
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
-        *within("telemetry", "name_list torch_names"),
+        *within("telemetry", "coded name_list torch_names"),
     },
 }
 SHELL = {
@@ -108,13 +109,14 @@ SHELL = {
         *within("sources", "poll source"),
     },
     "rendezvous": {
-        *"__init__ client codec completion embedded grpc_io hosted local local_calls main metrics".split(),
+        *"__init__ client coded_parser codec completion embedded grpc_io hosted local local_calls main metrics".split(),
         *"signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
             "control",
-            "acting argument_values asking commands ctl ctl_calls ctl_text formats logs service stacks top why",
+            "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs service stacks top "
+            "why",
         ),
         *within(
             "service",
@@ -162,7 +164,7 @@ CORE_AND_SHELL = (
         "launcher",
         "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
     )
-    | within("rendezvous", "access client control diagnosing rounds service submit values web")
+    | within("rendezvous", "access client control diagnosing explained rounds service submit values web")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
 
@@ -234,6 +236,8 @@ ROOMS = {
         "values": set(),
         "metrics": set(),
         "signals": set(),
+        "explained": {"values"},
+        "coded_parser": {"values"},
         "completion": set(),
         "grpc_io": set(),
         "session_replay": {"values"},
@@ -242,7 +246,7 @@ ROOMS = {
         "machine": {"rounds", "diagnosing", "values"},
         "codec": {"rounds", "session_replay", "values"},
         "store": {"rounds", "values"},
-        "access": {"metrics"},
+        "access": {"metrics", "values"},
         "client": {"access", "codec", "grpc_io", "session_replay", "values"},
         "service": set(
             "access client codec diagnosing machine metrics rounds session_replay store values".split()
@@ -251,9 +255,11 @@ ROOMS = {
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "service", "store"},
-        "main": {"access", "completion", "grpc_io", "service", "signals", "store", "values", "web"},
-        "submit": {"access"},
-        "control": {"client", "codec", "completion", "grpc_io", "local", "service", "submit", "values"},
+        "main": set("access coded_parser completion grpc_io service signals store values web".split()),
+        "submit": {"access", "values"},
+        "control": set(
+            "client coded_parser codec completion explained grpc_io local service submit values".split()
+        ),
         "torchrun": {"client", "values"},
         "web": {"access", "codec", "control", "service", "values"},
     },
@@ -274,8 +280,8 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_text events late_dataclass questions rank_report rank_time rank_view straggler_state text_limits types "
-    "version wire_names",
+    "cause_text error_codes events late_dataclass outcome_codes questions rank_report rank_time rank_view "
+    "straggler_state text_limits types version wire_names",
 )
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},

@@ -157,7 +157,7 @@ def test_stacks_show_the_function_that_the_rank_is_in(ctl: Ctl) -> None:
 
 def test_a_rank_or_job_that_does_not_exist_is_named(ctl: Ctl) -> None:
     code, _, err = ctl("stacks", "2")
-    assert (code, err) == (1, "ddpctl: job 'asked' has no rank 2: its ranks are 0 to 1\n")
+    assert (code, err) == (1, "ddpctl: job 'asked' has no rank 2: its ranks are 0 to 1 [DDP-2014]\n")
     code, _, err = ctl("logs", "another")
     assert (code, "job 'another' does not exist" in err) == (1, True)
 

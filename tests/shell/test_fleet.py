@@ -97,10 +97,8 @@ def test_a_script_that_speaks_as_its_agent_does_no_harm(launch: Launch) -> None:
 def test_without_ssh_there_is_one_clear_line(launch: Launch) -> None:
     job = launch("--hosts", "192.0.2.1", "--ssh", "no-such-ssh -T", source=SAYS)
     assert job.wait() == 1
-    assert (
-        job.stderr()
-        == "ddp-launch: error: 192.0.2.1: the ssh connection failed: no-such-ssh: No such file or directory\n"
-    )
+    said = "192.0.2.1: the ssh connection failed: no-such-ssh: No such file or directory"
+    assert job.stderr() == f"ddp-launch: error: {said} [DDP-4007]\n"
 
 
 HANGS = ("--ssh", "sh -c 'exec sleep 600' ssh", "--hosts", "127.0.0.1:1,192.0.2.1:1")

@@ -290,7 +290,7 @@ def test_ddpctl_tells_of_a_full_disk_in_one_line(service: Service) -> None:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False
         )
-    words = "ddpctl: cannot write to standard output: No space left on device\n"
+    words = "ddpctl: cannot write to standard output: No space left on device [DDP-1016]\n"
     assert (done.returncode, done.stderr) == (1, words)
 
 
