@@ -106,6 +106,10 @@ _MESSAGES: dict[type, Any] = {
     questions.GpuSeen: pb.GpuSeen,
     questions.StacksWanted: pb.StacksWanted,
     questions.Stacks: pb.Stacks,
+    questions.StepWanted: pb.StepWanted,
+    questions.StepPhase: pb.StepPhase,
+    questions.StepCall: pb.StepCall,
+    questions.StepSeen: pb.StepSeen,
     questions.LogsWanted: pb.LogsWanted,
     questions.LogPlace: pb.LogPlace,
     questions.LogPiece: pb.LogPiece,
@@ -154,6 +158,7 @@ _QUESTIONS: dict[str, Any] = {
     "checkpoint": questions.CheckpointWanted,
     "profile": questions.ProfileWanted,
     "trace": questions.TraceWanted,
+    "step": questions.StepWanted,
 }
 _ANSWERS: dict[str, Any] = {
     "present": questions.Present,
@@ -165,6 +170,7 @@ _ANSWERS: dict[str, Any] = {
     "checkpointed": questions.Checkpointed,
     "trace": questions.TracePart,
     "restart_times": questions.RestartTimes,
+    "step": questions.StepSeen,
 }
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
 _BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.answers.rank_table import gpu_of, rank_seen
+from launcher.answers.step_watch import Looks, looked
 from launcher.health.native_stacks import native_stacks
 from launcher.health.stacks import stacks_of
 from launcher.machine.small_files import text_of
@@ -26,6 +27,7 @@ from rendezvous.values.questions import (
     RanksWanted,
     Stacks,
     StacksWanted,
+    StepWanted,
     TraceWanted,
 )
 
@@ -48,6 +50,8 @@ _LOOK_AGAIN_S = 0.15  # for more output
 _LONGEST_WAIT_S = 30.0
 _LAST_ANSWERS_S = 1.0  # for which a follower may delay the end of the agent
 _LAST_OUTPUT_S = 0.5  # until the last output is in the files
+_LONGEST_STEPS_S = 30.0
+_LOOKS_PER_STEP, _FASTEST_LOOK_S, _SLOWEST_LOOK_S = 150, 0.002, 0.05
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -85,6 +89,8 @@ class Desk:
                 return self._ranks_seen()
             case StacksWanted():
                 return await self._stacks(wanted)
+            case StepWanted():
+                return await self._step(wanted)
             case LogsWanted():
                 return await self._logs(wanted)
             case CheckpointWanted():
@@ -118,6 +124,24 @@ class Desk:
             memory=_resident_bytes(pid),
             gpu=gpu_of(local_rank, assignment.nproc, self._node.gpus),
             starts=self._ranks.starts.get(view.rank, 0),
+        )
+
+    async def _step(self, wanted: StepWanted) -> Told:
+        """One whole step. It is watched for at most some seconds, or for two steps."""
+        loop, assignment = asyncio.get_running_loop(), self._assignment
+        give_up_at, looks = loop.time() + _LONGEST_STEPS_S, Looks()
+        while assignment is not None and assignment is self._assignment and loop.time() < give_up_at:
+            view = self._ranks.pages.view(wanted.rank - assignment.rank_offset)
+            if view is None or not view.process.alive or not view.known:
+                break
+            looks = looked(looks, view, loop.time())
+            if looks.seen is not None:
+                return looks.seen
+            await asyncio.sleep(
+                min(_SLOWEST_LOOK_S, max(_FASTEST_LOOK_S, view.mean_step_s / _LOOKS_PER_STEP))
+            )
+        return CannotAnswer(
+            f"rank {wanted.rank} has not finished two steps within {_LONGEST_STEPS_S:g} s, or does not run now"
         )
 
     # --- output ----------------------------------------------------------------------------------------

@@ -464,7 +464,7 @@ class Redirect(_message.Message):
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace")
+    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step")
     ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +472,7 @@ class Question(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     id: int
     ranks: RanksWanted
     stacks: StacksWanted
@@ -479,10 +480,11 @@ class Question(_message.Message):
     checkpoint: CheckpointWanted
     profile: ProfileWanted
     trace: TraceWanted
-    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ...) -> None: ...
+    step: StepWanted
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ...) -> None: ...
 
 class AgentAnswer(_message.Message):
-    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times")
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     CANNOT_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +495,7 @@ class AgentAnswer(_message.Message):
     CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     RESTART_TIMES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     id: int
     present: Present
     cannot: CannotAnswer
@@ -503,7 +506,8 @@ class AgentAnswer(_message.Message):
     checkpointed: Checkpointed
     trace: TracePart
     restart_times: RestartTimes
-    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ...) -> None: ...
+    step: StepSeen
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
     __slots__ = ("agent", "job_id")
@@ -598,6 +602,52 @@ class GpuSeen(_message.Message):
     memory_total: int
     utilization: int
     def __init__(self, index: _Optional[int] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., utilization: _Optional[int] = ...) -> None: ...
+
+class StepWanted(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+
+class StepPhase(_message.Message):
+    __slots__ = ("phase", "start_s", "end_s")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    phase: RankPhase
+    start_s: float
+    end_s: float
+    def __init__(self, phase: _Optional[_Union[RankPhase, str]] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ...) -> None: ...
+
+class StepCall(_message.Message):
+    __slots__ = ("op", "group", "dtype", "numel", "is_async", "start_s", "end_s")
+    OP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMEL_FIELD_NUMBER: _ClassVar[int]
+    IS_ASYNC_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    op: str
+    group: str
+    dtype: str
+    numel: int
+    is_async: bool
+    start_s: float
+    end_s: float
+    def __init__(self, op: _Optional[str] = ..., group: _Optional[str] = ..., dtype: _Optional[str] = ..., numel: _Optional[int] = ..., is_async: bool = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ...) -> None: ...
+
+class StepSeen(_message.Message):
+    __slots__ = ("step", "duration_s", "phases", "calls")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    duration_s: float
+    phases: _containers.RepeatedCompositeFieldContainer[StepPhase]
+    calls: _containers.RepeatedCompositeFieldContainer[StepCall]
+    def __init__(self, step: _Optional[int] = ..., duration_s: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[StepPhase, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ...) -> None: ...
 
 class StacksWanted(_message.Message):
     __slots__ = ("rank", "native")

@@ -99,6 +99,45 @@ class StacksWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepWanted:
+    """One whole step of a rank, while it trains."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPhase:
+    """Times here and below: seconds since the beginning of the step."""
+
+    phase: RankPhase
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A collective; with our reducer also a bucket."""
+
+    op: str
+    group: str
+    dtype: str
+    numel: int
+    is_async: bool
+    start_s: float
+    end_s: float | None  # None: not seen to finish
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    step: int
+    duration_s: float
+    phases: tuple[
+        StepPhase, ...
+    ]  # in order; one that was shorter than the interval of looking may be missing
+    calls: tuple[StepCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stacks:
     text: DumpText
 
@@ -193,8 +232,8 @@ class RestartTimes:
     node: str = ""  # set by the service
 
 
-Wanted = RanksWanted | StacksWanted | LogsWanted | CheckpointWanted | ProfileWanted | TraceWanted
-Told = CannotAnswer | RanksSeen | Stacks | LogPieces | Checkpointed | TracePart
+Wanted = RanksWanted | StacksWanted | StepWanted | LogsWanted | CheckpointWanted | ProfileWanted | TraceWanted
+Told = CannotAnswer | RanksSeen | Stacks | StepSeen | LogPieces | Checkpointed | TracePart
 FromConversation = Told | Present | Remark | RestartTimes
 
 ACTS = (CheckpointWanted, ProfileWanted)  # questions that do more than look

@@ -76,7 +76,12 @@ class Application:
     def asgi(self) -> Any:
         looks: dict[str, Answer] = {
             **{"session": self._session, "jobs": self._jobs, "rank": self._rank, "why": self._why},
-            **{"stacks": self._stacks, "watch": self._watch, "watch-jobs": self._watch_jobs},
+            **{
+                "stacks": self._stacks,
+                "step": self._step,
+                "watch": self._watch,
+                "watch-jobs": self._watch_jobs,
+            },
         }
         acts: dict[str, Answer] = {"logs": self._logs, "order": self._order, "logout": self._logout}
         routes = [
@@ -244,6 +249,10 @@ class Application:
     async def _stacks(self, request: Any, session: Session) -> Response:
         job, rank = _asked_job(request, session), _number(request, "rank")
         return JSONResponse(await asking.stacks(self._caller(request, session), job, rank))
+
+    async def _step(self, request: Any, session: Session) -> Response:
+        job, rank = _asked_job(request, session), _number(request, "rank")
+        return JSONResponse(await asking.step(self._caller(request, session), job, rank))
 
     async def _logs(self, request: Any, session: Session) -> Response:
         wanted = logs_request(await guarding.body_of(request))

@@ -22,8 +22,10 @@ from rendezvous.values.questions import (
     LogsWanted,
     Stacks,
     StacksWanted,
+    StepSeen,
+    StepWanted,
 )
-from rendezvous.web.views import story_view, summary
+from rendezvous.web.views import step_view, story_view, summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from rendezvous.control.log_lines import Line
     from rendezvous.web.requests import LogsRequest, OrderRequest
 
-_STACKS_S, _LOGS_S = 8.0, 5.0
+_STACKS_S, _LOGS_S, _STEP_S = 8.0, 5.0, 35.0
 _CHECKPOINT_S, _MORE_S = 300.0, 5.0
 
 
@@ -63,6 +65,14 @@ async def stacks(caller: Caller, job: str, rank: int) -> dict[str, Any]:
         return {"node": node, "text": told.text, "problem": ""}
     assert isinstance(told, CannotAnswer)
     return {"node": node, "text": "", "problem": told.reason}
+
+
+async def step(caller: Caller, job: str, rank: int) -> dict[str, Any]:
+    """The next whole step of a rank: its phases, and its collectives."""
+    ((_, told),) = await inquire(caller, job, StepWanted(rank), ranks=[rank], wait_s=_STEP_S)
+    if isinstance(told, StepSeen):
+        return {**step_view(told), "problem": ""}
+    return {"problem": told.reason if isinstance(told, CannotAnswer) else "the agent gave no answer"}
 
 
 async def why(caller: Caller, job_id: str, generation: int) -> dict[str, Any] | None:

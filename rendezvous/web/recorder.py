@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.control.asking import Caller
+    from rendezvous.web.figures import Point
 
 _EVERY_S = 5.0  # as the agents report
 _SHARE = 0.005
@@ -41,6 +42,9 @@ class Recorder:
 
     def series(self, job_id: str) -> Series:
         return self._series.get(job_id, Series())
+
+    def offer(self, job_id: str, point: Point) -> None:
+        self._series[job_id] = self.series(job_id).offered(point)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="figures of the page")
@@ -77,4 +81,4 @@ class Recorder:
             return  # it has ended, or another replica owns it now
         if view.HasField("time"):
             point = point_of(time.time(), view.summary.generation, decode(JobTime, view.time), view.ranks)
-            self._series[job_id] = self.series(job_id).offered(point)
+            self.offer(job_id, point)

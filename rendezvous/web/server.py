@@ -47,8 +47,8 @@ class Page:
         self._behind, self._certificates = behind, certificates
         self._logins = Logins(behind.gate)
         reader = behind.caller_of(Identity("the page"), "")
-        self._recorder = Recorder(reader, self._renew_certificate)
-        self._feeds = Feeds(reader, self._recorder)
+        self.recorder = Recorder(reader, self._renew_certificate)
+        self._feeds = Feeds(reader, self.recorder)
         self._stamp = _stamp(certificates)
         self._config: uvicorn.Config | None = None
         self._server: uvicorn.Server | None = None
@@ -71,17 +71,18 @@ class Page:
             only=self._behind.only,
         )
         self._config = config = _config(app, certificates)
+        config.load()
         server = self._server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext  # the process has handlers of its own
         self._task = asyncio.get_running_loop().create_task(server.serve([sock]), name="page")
-        self._recorder.start()
+        self.recorder.start()
         shown = f"[{host}]" if ":" in host else host
         once = f"#login={self._logins.once}" if self._logins.once else ""
         self.url = f"{scheme}://{shown}:{bound}/"
         return self.url + once
 
     async def close(self) -> None:
-        await self._recorder.close()
+        await self.recorder.close()
         if self._app is not None:
             self._app.close()
         await self._feeds.close()

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
     from rendezvous.control.top_table import Row, Spent
     from rendezvous.control.why_text import Story
-    from rendezvous.values.questions import FromConversation
+    from rendezvous.values.questions import FromConversation, StepSeen
 
 _LATE_S = 10.0  # a heartbeat
 _MIB = 1 << 20
+BYTES_OF = {
+    **{"float64": 8, "int64": 8, "complex64": 8, "complex128": 16},
+    **{"float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+}  # other types have four
 
 
 def summary(job: Any) -> dict[str, Any]:
@@ -134,6 +138,26 @@ def row_view(row: Row) -> list[Any]:
         int(seen.alive),
         int(seen.known),
     ]
+
+
+def step_view(step: StepSeen) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "duration_s": step.duration_s,
+        "phases": [[str(each.phase), each.start_s, each.end_s] for each in step.phases],
+        "calls": [
+            {
+                "op": each.op,
+                "group": each.group,
+                "bytes": each.numel * BYTES_OF.get(each.dtype, 4),
+                "dtype": each.dtype,
+                "is_async": each.is_async,
+                "start_s": each.start_s,
+                "end_s": each.end_s,
+            }
+            for each in sorted(step.calls, key=lambda call: call.start_s)
+        ],
+    }
 
 
 # --- the story of a failure ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ CORE = {
             "stack_text "
             "stall_detection step_rate stop_rules time_ledger",
         ),
-        *within("answers", "rank_table restart_clock"),
+        *within("answers", "rank_table restart_clock step_watch"),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state layout xids"),

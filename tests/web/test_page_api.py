@@ -42,7 +42,7 @@ def until(events: Any, kind: str, is_it: Any = lambda _: True) -> tuple[str, Any
 def test_without_a_login_there_are_only_the_files(shared: Site) -> None:
     client = Client(shared.url)
     assert client.ask("GET", "/")[0] == 200
-    for path in ("session", "jobs", "watch", "watch-jobs", "why", "stacks", "rank"):
+    for path in ("session", "jobs", "watch", "watch-jobs", "why", "stacks", "rank", "step"):
         assert client.get(path, job=JOB)[0] == 401, path
     for path in ("logs", "order", "logout"):
         assert client.post(path, job=JOB)[0] == 401, path
@@ -77,7 +77,13 @@ def test_a_token_that_may_only_look_cannot_act(shared: Site, job: Launched) -> N
 def test_a_token_is_for_its_jobs(shared: Site, job: Launched) -> None:
     client = shared.client(Role.OPERATOR, "others-*")
     assert client.get("jobs")[1] == {"jobs": []}
-    for path, query in (("watch", {}), ("why", {}), ("rank", {"rank": "0"}), ("stacks", {"rank": "0"})):
+    for path, query in (
+        ("watch", {}),
+        ("why", {}),
+        ("rank", {"rank": "0"}),
+        ("stacks", {"rank": "0"}),
+        ("step", {"rank": "0"}),
+    ):
         assert client.get(path, job=JOB, **query)[0] == 403, path
     assert client.post("logs", job=JOB)[0] == 403
     assert client.post("order", job=JOB, action="abort")[0] == 403
@@ -242,6 +248,18 @@ def test_stacks_are_those_of_now(shared: Site, job: Launched) -> None:
     assert status == 200
     assert "a_function_to_find" in found["text"]
     assert shared.client().get("stacks", job=JOB, rank="99")[0] == 404
+
+
+def test_the_last_step_of_a_rank_is_watched(shared: Site, job: Launched) -> None:
+    """The script spends half of each step in the phase forward, and half in communication."""
+    status, step = shared.client(Role.VIEWER).get("step", job=JOB, rank="0")
+    assert (status, step["problem"]) == (200, "")
+    assert 0.015 < step["duration_s"] < 10
+    assert {"forward", "communicate"} <= {name for name, _, _ in step["phases"]}
+    last = 0.0
+    for _, start, end in step["phases"]:
+        assert last <= start <= end <= step["duration_s"] + 1e-6
+        last = start
 
 
 def test_a_lost_connection_catches_up(shared: Site, job: Launched) -> None:

@@ -9,14 +9,16 @@ export function h(tag, properties = {}, ...children) {
     else if (name in element && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((each) => each !== null && each !== undefined && each !== false));
+  element.append(...shown(children));
   return element;
 }
 
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat().filter((each) => each !== null && each !== undefined && each !== false));
+  element.replaceChildren(...shown(children));
   return element;
 }
+
+const shown = (children) => children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false);
 
 // Changes a text only if it is another one: the browser lays out nothing for the others.
 export function say(element, text) {

@@ -1,0 +1,129 @@
+// What is known of the job that the page shows, and who wants to hear about it.
+//
+// Views listen to kinds of changes. They draw in the next frame of the browser, and only what has changed since the last
+// one, however many events have arrived.
+
+import { current } from "./api.js";
+
+export const KINDS = ["job", "ranks", "points", "notes"];
+
+export class State {
+  constructor() {
+    this.job = null;
+    this.rows = [];
+    this.silent = [];
+    this.points = [];
+    this.notes = [];
+    this.column = Object.fromEntries((current()?.columns || []).map((name, n) => [name, n]));
+    this.listeners = new Map(KINDS.map((kind) => [kind, []]));
+    this.changed = new Set();
+    this.summary = null;
+    this.byRank = new Map();
+  }
+
+  on(kind, call) {
+    this.listeners.get(kind).push(call);
+  }
+
+  // The functions for the events of the stream.
+  events() {
+    return {
+      snapshot: (all) => {
+        this.takeRanks(all.ranks);
+        Object.assign(this, { job: all.job, points: all.points, notes: all.notes });
+        this.note(...KINDS);
+      },
+      job: (job) => {
+        this.job = job;
+        this.note("job");
+      },
+      ranks: (ranks) => {
+        this.takeRanks(ranks);
+        this.note("ranks");
+      },
+      points: (points) => {
+        this.points.push(...points);
+        if (this.points.length > 900) this.points = this.points.filter((_, n) => n % 2 === 0);
+        this.note("points");
+      },
+      note: (note) => {
+        this.notes.push(note);
+        if (this.notes.length > 1000) this.notes.shift();
+        this.note("notes");
+      },
+    };
+  }
+
+  takeRanks({ rows, silent }) {
+    this.rows = rows;
+    this.silent = silent;
+    this.byRank = new Map(rows.map((row) => [row[0], row]));
+    this.summary = summarized(rows, this.column);
+  }
+
+  // The node of a rank, by the ranges of ranks of the nodes.
+  nodeOf(rank) {
+    return this.job?.where.find((node) => node.first !== null && rank >= node.first && rank < node.first + node.nproc);
+  }
+
+  note(...kinds) {
+    kinds.forEach((kind) => this.changed.add(kind));
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = null;
+      const kinds = KINDS.filter((kind) => this.changed.has(kind));
+      this.changed.clear();
+      for (const kind of kinds) this.listeners.get(kind).forEach((call) => call(this));
+    });
+  }
+
+  close() {
+    cancelAnimationFrame(this.waiting);
+    this.listeners.forEach((calls) => calls.splice(0));
+  }
+}
+
+export function median(values) {
+  if (!values.length) return 0;
+  const sorted = Float64Array.from(values).sort();
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+// Level of a rank: 0 well, 1 slow or behind, 2 bad, 3 not known.
+export const WELL = 0, SLOW_LEVEL = 1, BAD = 2, UNKNOWN = 3;
+const SLOW = 1.2, VERY_SLOW = 1.6, BEHIND = 2;
+
+export function summarized(rows, column) {
+  const alive = rows.filter((row) => row[column.alive] && row[column.known]);
+  const times = alive.map((row) => row[column.mean_ms]).filter((ms) => ms > 0);
+  const middle = median(times);
+  const last = alive.reduce((most, row) => Math.max(most, row[column.step]), 0);
+  const first = alive.reduce((least, row) => Math.min(least, row[column.step]), last);
+  const quiet = Math.max(10, (5 * middle) / 1000);
+  const shares = alive.map((row) => row[column.share]).filter((share) => share !== null);
+  const summary = { middle, last, first, quiet, share: shares.length ? median(shares) : null, slowest: 0, counts: [0, 0, 0, 0] };
+  summary.levels = new Map();
+  for (const row of rows) {
+    const found = judged(row, column, summary);
+    summary.levels.set(row[0], found);
+    summary.counts[found.level] += 1;
+    summary.slowest = Math.max(summary.slowest, row[column.mean_ms]);
+  }
+  return summary;
+}
+
+function judged(row, column, summary) {
+  const ms = row[column.mean_ms], ratio = summary.middle && ms ? ms / summary.middle : 1;
+  const behind = row[column.known] ? summary.last - row[column.step] : 0;
+  if (!row[column.alive]) return { level: BAD, words: "has ended", ratio, behind };
+  if (row[column.phase] === "stopped" || row[column.phase] === "frozen")
+    return { level: BAD, words: row[column.phase], ratio, behind };
+  if (!row[column.known]) return { level: UNKNOWN, words: "does not report", ratio, behind };
+  if (row[column.quiet_s] > summary.quiet)
+    return { level: BAD, words: `no progress for ${Math.round(row[column.quiet_s])} s`, ratio, behind };
+  if (ratio >= VERY_SLOW) return { level: BAD, words: `${ratio.toFixed(2)}× the median step time`, ratio, behind };
+  if (ratio >= SLOW) return { level: SLOW_LEVEL, words: `${ratio.toFixed(2)}× the median step time`, ratio, behind };
+  if (behind > BEHIND) return { level: SLOW_LEVEL, words: `${behind} steps behind`, ratio, behind };
+  return { level: WELL, words: "well", ratio, behind };
+}
