@@ -44,6 +44,7 @@ from launcher.exchange import (
 )
 from launcher.failure.ending import Farewell
 from launcher.failure.verdict import signal_name
+from launcher.job_page import JobPage
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
 from launcher.stop_requests import unless_stopped
@@ -140,6 +141,8 @@ class Agent:
         connection.session.send(join)
         await self._parts.node.begin(lambda: self._state)
         self._parts.desk.begin(lambda: self._state)
+        self._page = JobPage(self._spec, connection, self._shell.user_messages.say, self._shell.boundary)
+        self._page.begin()
         async with asyncio.TaskGroup() as tasks:
             zygotes = self._zygotes.run(self._on_zygote_report, self._ranks_lost, self._events.put_nowait)
             owned = [tasks.create_task(each) for each in (self._receive(), self._shell.status.run(), zygotes)]
@@ -153,6 +156,7 @@ class Agent:
 
     async def _leave(self) -> None:
         await self._parts.desk.end()
+        await self._page.end()
         await self._parts.connection.leave()
 
     async def _consume(self) -> Finish:

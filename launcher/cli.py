@@ -163,6 +163,7 @@ def prepare(
     checks.check_port_and_log_dir(settings)
     checks.check_open_files(settings, spec)
     checks.check_debugger(settings, python)
+    checks.check_page(settings)
     return spec, warnings
 
 

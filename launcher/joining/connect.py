@@ -50,6 +50,7 @@ class Connection:
     leave: Callable[[], Awaitable[None]]
     endpoints: tuple[str, ...] = ()  # of the service; empty if it runs in this process
     options: ClientOptions = field(default_factory=ClientOptions)
+    job: EmbeddedRendezvous | None = None  # if it runs in this process, for this machine only
 
 
 class CannotConnect(Coded):
@@ -85,7 +86,7 @@ async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
                 await withdraw()
                 await session.close()
 
-            return Connection(session, agent, host, spec.local_addr or _LOOPBACK, leave)
+            return Connection(session, agent, host, spec.local_addr or _LOOPBACK, leave, job=rendezvous)
         case MayServe(endpoint, why):
             return await _serve_or_connect(spec, host, incarnation, endpoint, why)
         case Deployed(endpoints):

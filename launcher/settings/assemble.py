@@ -169,6 +169,7 @@ def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
         "health_ignored": settings["health_ignore"] or (),
         "stop_when": settings["stop_when"] or (),
         "on_event": settings["on_event"] or "",
+        "web": settings["web"],
         "otlp_endpoint": settings["otlp_endpoint"] or "",
     }
 

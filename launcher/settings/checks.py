@@ -18,6 +18,7 @@ from launcher.settings.import_path import import_path
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.settings.values import nearest, printable
 from rendezvous.values.error_codes import Code
+from rendezvous.web.extra import missing_packages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -356,3 +357,9 @@ def check_debugger(settings: Settings, python: str) -> None:
             f"run {sys.executable} -m pip install debugpy, or use --debug {setting.value.rank} for the terminal",
             code=Code.PACKAGE_MISSING,
         )
+
+
+def check_page(settings: Settings) -> None:
+    """Find out before the ranks start whether the packages of the page are installed."""
+    if settings["web"] and (missing := missing_packages()):
+        raise UsageError(missing, code=Code.PACKAGE_MISSING)

@@ -87,6 +87,11 @@ MONITORING = (
         "export traces of restarts and of the job to this OTLP endpoint, over HTTP, for example http://collector:4318 "
         "(default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)",
     ),
+    _switch(
+        "--web",
+        "serve a page that shows and controls this job in a browser, on a free port of 127.0.0.1; the command prints "
+        "its URL with a token for one login. It needs the extra `web`: pip install 'ddp-launch[web]'",
+    ),
     Option(
         "--health-port",
         "serve /livez, /readyz and /metrics over HTTP; PORT alone listens on 127.0.0.1 only",

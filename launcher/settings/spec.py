@@ -137,6 +137,7 @@ class LaunchSpec:
     health_sources: tuple[str, ...] = ()  # "kubernetes", URLs, paths of files
     health_ignored: tuple[str, ...] = ()  # names of findings of these sources
     stop_when: tuple[StopCondition, ...] = ()
+    web: bool = False
     on_event: str = ""  # a command for the shell, which gets events as JSON
     otlp_endpoint: str = ""  # empty: what the variables of OpenTelemetry say
     python: str = ""  # interpreter of the ranks

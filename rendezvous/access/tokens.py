@@ -111,6 +111,14 @@ def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
     return grant
 
 
+def granted_by(token: str) -> Grant:
+    """What the token says that it permits. Only `verify` tells whether it is true. Raises `BadToken`."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        raise BadToken("invalid token: expected KEY-ID.PAYLOAD.SIGNATURE; `ddp-rendezvous token` creates one")
+    return _grant(parts[1])
+
+
 def _grant(payload: str) -> Grant:
     """Decode the payload. It is signed by us but still checked: another version may have written it."""
     try:

@@ -183,7 +183,7 @@ class Application:
         return JSONResponse(await self._list(self._caller(request, session), session))
 
     async def _list(self, caller: Caller, session: Session) -> dict[str, Any]:
-        jobs = [summary(job) for job in await caller.all_jobs()]
+        jobs = [summary(job) for job in await caller.all_jobs() if self._only in ("", job.job_id)]
         return {"jobs": [{**job, "may_control": session.may_control(job["job"])} for job in jobs]}
 
     async def _watch_jobs(self, request: Any, session: Session) -> Response:
@@ -223,7 +223,7 @@ class Application:
     # --- one job -------------------------------------------------------------------------------------------
 
     async def _watch(self, request: Any, session: Session) -> Response:
-        job = _asked_job(request, session)
+        job = self._asked_job(request, session)
         feed = await self._feeds.of(job)
         last_id = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return StreamingResponse(self._events(request, feed, last_id), headers=_STREAM)
@@ -237,32 +237,46 @@ class Application:
                 yield STILL_HERE if entry is None else wire(entry, feed.name)
 
     async def _rank(self, request: Any, session: Session) -> Response:
-        feed = self._feeds.known(_asked_job(request, session))
+        feed = self._feeds.known(self._asked_job(request, session))
         found = None if feed is None else feed.rank(_number(request, "rank"))
         return _problem(404, "this rank does not run now") if found is None else JSONResponse(found)
 
     async def _why(self, request: Any, session: Session) -> Response:
         generation = _number(request, "generation") if "generation" in request.query_params else 0
         caller = self._caller(request, session)
-        return JSONResponse(await asking.why(caller, _asked_job(request, session), generation))
+        return JSONResponse(await asking.why(caller, self._asked_job(request, session), generation))
 
     async def _stacks(self, request: Any, session: Session) -> Response:
-        job, rank = _asked_job(request, session), _number(request, "rank")
+        job, rank = self._asked_job(request, session), _number(request, "rank")
         return JSONResponse(await asking.stacks(self._caller(request, session), job, rank))
 
     async def _step(self, request: Any, session: Session) -> Response:
-        job, rank = _asked_job(request, session), _number(request, "rank")
+        job, rank = self._asked_job(request, session), _number(request, "rank")
         return JSONResponse(await asking.step(self._caller(request, session), job, rank))
 
     async def _logs(self, request: Any, session: Session) -> Response:
         wanted = logs_request(await guarding.body_of(request))
+        self._check_job(wanted.job, session, Right.READ)
         return JSONResponse(await asking.logs(self._caller(request, session), wanted))
 
     async def _order(self, request: Any, session: Session) -> Response:
         wanted = order_request(await guarding.body_of(request))
-        session.identity.require(Right.CONTROL, wanted.job)
+        self._check_job(wanted.job, session, Right.CONTROL)
         who = session.identity.name
         return JSONResponse(await asking.order(self._caller(request, session), wanted, who))
+
+    def _asked_job(self, request: Any, session: Session) -> str:
+        job = str(request.query_params.get("job", ""))
+        self._check_job(job, session, Right.READ)
+        return job
+
+    def _check_job(self, job: str, session: Session, right: Right) -> None:
+        """Raises `BadRequest`, `Denied` or `NoSuchJob`."""
+        if not job:
+            raise BadRequest("'job' is missing")
+        if self._only not in ("", job):
+            raise NoSuchJob(f"this page shows job {self._only!r} only")
+        session.identity.require(right, job)
 
     # --- files ---------------------------------------------------------------------------------------------
 
@@ -274,14 +288,6 @@ class Application:
         if request.headers.get("if-none-match") == found.tag:
             return Response(None, 304, headers)
         return Response(found.data, 200, headers, found.media_type)
-
-
-def _asked_job(request: Any, session: Session) -> str:
-    job = str(request.query_params.get("job", ""))
-    if not job:
-        raise BadRequest("'job' is missing")
-    session.identity.require(Right.READ, job)
-    return job
 
 
 def _number(request: Any, name: str) -> int:

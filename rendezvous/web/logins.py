@@ -15,8 +15,10 @@ neither read it nor set the header. SameSite=Strict and the check of Sec-Fetch-S
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import hmac
+import os
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +30,7 @@ from rendezvous.access.refusals import Reason
 
 if TYPE_CHECKING:
     from rendezvous.access.auth import Gate
+    from rendezvous.access.tokens import Grant
 
 _RANDOM_SESSIONS = 64  # of one process; the oldest ends when there are more
 _LONGEST_S = 30 * 86_400
@@ -52,10 +55,10 @@ class Session:
 
 
 class Logins:
-    """`gate` checks tokens; if it uses none, there is one login, with `once`."""
+    """`gate` checks tokens. If it uses none, there is one login, with `once`, and `grant` is what its user may do."""
 
-    def __init__(self, gate: Gate, who: str = "the user of the page") -> None:
-        self._gate, self._who = gate, who
+    def __init__(self, gate: Gate, grant: Grant | None = None) -> None:
+        self._gate, self._one = gate, Identity(f"user {_user()}", grant)
         self.once = "" if gate.uses_tokens else secrets.token_urlsafe(32)
         self._sessions: list[str] = []
 
@@ -82,11 +85,19 @@ class Logins:
         known = [each for each in self._sessions if hmac.compare_digest(each.encode(), cookie.encode())]
         if not known:
             raise _unknown("log in: open the URL that was printed at the start")
-        return Session(Identity(self._who), csrf_of(cookie))
+        return Session(self._one, csrf_of(cookie))
 
     def max_age_s(self, cookie: str, now: float) -> int:
         until = self.session(cookie).until
         return _LONGEST_S if until is None else int(max(1, min(until - now, _LONGEST_S)))
+
+
+def _user() -> str:
+    """Who runs this process: for a job of ddp-launch, and a service on loopback, also the user of the page."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container without this user
+        return str(os.getuid())
 
 
 def csrf_of(cookie: str) -> str:

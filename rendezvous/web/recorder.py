@@ -31,12 +31,16 @@ _log = logging.getLogger("rendezvous")
 
 
 class Recorder:
-    """`then` is called after each pass."""
+    """`then` is called after each pass. `only`: the job, if there is just one."""
 
     def __init__(
-        self, caller: Caller, then: Callable[[], None] = lambda: None, every_s: float = _EVERY_S
+        self,
+        caller: Caller,
+        then: Callable[[], None] = lambda: None,
+        every_s: float = _EVERY_S,
+        only: str = "",
     ) -> None:
-        self._caller, self._then, self._every_s = caller, then, every_s
+        self._caller, self._then, self._every_s, self._only = caller, then, every_s, only
         self._series: dict[str, Series] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -68,6 +72,9 @@ class Recorder:
             await asyncio.sleep(max(self._every_s, (loop.time() - began) / _SHARE))
 
     async def _look(self) -> None:
+        if self._only:
+            await self._record(self._only)
+            return
         jobs = await self._caller.all_jobs()
         self._series = {job.job_id: self.series(job.job_id) for job in jobs}
         for job in jobs:

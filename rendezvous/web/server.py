@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from rendezvous.access.auth import Certificates, Gate
     from rendezvous.access.refusals import Reason
+    from rendezvous.access.tokens import Grant
     from rendezvous.control.asking import Caller
 
 _CONNECTIONS = 1024
@@ -40,14 +41,15 @@ class Behind:
     caller_of: Callable[[Identity, str], Caller]
     refused: Callable[[Reason, str, str], None]
     only: str = ""
+    grant: Grant | None = None  # without tokens: what the user of the page may do; None: everything
 
 
 class Page:
     def __init__(self, behind: Behind, certificates: Certificates | None = None) -> None:
         self._behind, self._certificates = behind, certificates
-        self._logins = Logins(behind.gate)
+        self._logins = Logins(behind.gate, behind.grant)
         reader = behind.caller_of(Identity("the page"), "")
-        self.recorder = Recorder(reader, self._renew_certificate)
+        self.recorder = Recorder(reader, self._renew_certificate, only=behind.only)
         self._feeds = Feeds(reader, self.recorder)
         self._stamp = _stamp(certificates)
         self._config: uvicorn.Config | None = None

@@ -82,7 +82,7 @@ SHELL = {
             "__init__ __main__ about agent cli completion isolation manual preflight start status template "
             "user_messages warm_pool wiring"
         ).split(),
-        *("daemon_threads background_tasks error_boundary stop_requests").split(),
+        *("daemon_threads background_tasks error_boundary job_page stop_requests").split(),
         *within("answers", "desk log_reading restart_watch traces"),
         *within("failure", "ending facts"),
         *within(
@@ -110,7 +110,7 @@ SHELL = {
     },
     "rendezvous": {
         *"__init__ client coded_parser codec completion embedded grpc_io hosted local local_calls main metrics".split(),
-        *"signals store torchrun".split(),
+        *"job_page signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
@@ -212,8 +212,9 @@ ROOMS = {
         ),
         "notify": {"error_boundary", "exchange", "settings", "supervised", "version"},
         "agent": set(
-            "exchange failure joining settings stop_requests supervised supervision template wiring".split()
+            "exchange failure job_page joining settings stop_requests supervised supervision template wiring".split()
         ),
+        "job_page": {"error_boundary", "joining", "settings"},
         "warm_pool": {"ranks", "settings", "template", "version"},
         "start": set("agent daemon_threads ranks settings supervision template warm_pool wiring".split()),
         "about": {"preflight", "version"},
@@ -261,6 +262,7 @@ ROOMS = {
             "client coded_parser codec completion explained grpc_io local service submit values".split()
         ),
         "torchrun": {"client", "values"},
+        "job_page": set("access client control embedded grpc_io local_calls metrics web".split()),
         "web": {"access", "codec", "control", "service", "values"},
     },
     "ddp": {
@@ -290,7 +292,14 @@ ABROAD = {
         for name in (
             *_VALUES,
             *"client codec completion embedded hosted local signals".split(),
-            *("access.client_options", "diagnosing.goodput", "diagnosing.versions", "service.web"),
+            *(
+                "access.client_options",
+                "diagnosing.goodput",
+                "diagnosing.versions",
+                "service.web",
+                "web.extra",
+            ),
+            "job_page",
         )
     },
 }
