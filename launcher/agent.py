@@ -20,6 +20,7 @@ from launcher.exchange import (
     AbortGroups,
     Action,
     AskCheckpoint,
+    ChangeSources,
     CheckpointSignal,
     Finish,
     Grace,
@@ -32,6 +33,7 @@ from launcher.exchange import (
     ReachStore,
     Send,
     SignalRanks,
+    StartFailed,
     StartGrace,
     StartRanks,
     StopRequested,
@@ -174,7 +176,25 @@ class Agent:
             for action in actions:
                 if isinstance(action, Finish):
                     return action
-                self._carry_out(action)
+                if isinstance(action, ChangeSources):  # before the orders to the zygote that follow
+                    await self._change_sources(action.kept_from)
+                else:
+                    self._carry_out(action)
+
+    async def _change_sources(self, kept_from: int) -> None:
+        editions = self._parts.editions
+        if problem := await editions.change(kept_from):
+            self._shell.user_messages.say(problem)
+        elif kept_from:
+            self._shell.user_messages.say(
+                f"the ranks run the script as it was in generation {kept_from}, from copies: {editions.entry.target}"
+            )
+        self._ranks.entry = editions.entry
+        try:
+            if await self._zygotes.use(editions.entry):
+                self._shell.user_messages.learned = ""  # by the zygote before
+        except OSError as error:
+            self._events.put_nowait(StartFailed(f"this node cannot start ranks: {error.strerror}"))
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -218,6 +238,7 @@ class Agent:
     def _start_ranks(self, assignment: Assignment, store: StoreAddress, kept: tuple[int, ...]) -> None:
         """Let parked ranks continue, and start the others."""
         self._parts.restarts.ranks_started(assignment.generation)
+        self._parts.editions.ranks_started(assignment)
         self._parts.question.withdraw()  # a request of an earlier generation
         self._zygotes.ranks_started()
         self._shell.user_messages.report_learned()
@@ -315,6 +336,7 @@ class Agent:
                 words = f"the store through which the ranks connect has ended: {reason}"
                 self._events.put_nowait(StoreLost(generation, words))
             case Learned():
+                self._zygotes.has_learned = True
                 self._shell.user_messages.learned = _learned_text(report)
             case ZygoteSwept(generation):
                 self._events.put_nowait(Swept(generation))

@@ -241,6 +241,13 @@ class OpenStore:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeSources:
+    """Start the next ranks with the script as it was when this generation started; 0: as it is now."""
+
+    kept_from: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReachStore:
     assignment: Assignment
     store: StoreAddress
@@ -338,6 +345,7 @@ class Finish:
 
 Action = (
     Send
+    | ChangeSources
     | OpenStore
     | ReachStore
     | StartRanks

@@ -21,17 +21,18 @@ a group; at least one effect of the group follows:
     RELEASE: AbortGroups PauseRanks InspectLast
     PARKED: >stopping SignalRanks StartGrace
     ALL: SignalRanks StartGrace
-    NEXT: >joining AgentStopped AgentJoined OpenStore
+    NEXT: >joining AgentStopped AgentJoined ChangeSources OpenStore
     ENDS: >done Finish
     FAILED: RankFailed RanksFinished
     GRACE: SignalRanks AbortGroups StartGrace
     HURRY: SignalRanks Sweep
+    PLACED: ChangeSources OpenStore
 
   | event               | Joining                       | Running                        | Stopping                 |
   | ------------------- | ----------------------------- | ------------------------------ | ------------------------ |
   | Waiting             | PARKED                        | STOPS Sweep                    | -                        |
   | Refused             | ENDS AgentJoined PARKED       | STOPS Sweep                    | ALL noted                |
-  | Assigned            | OpenStore noted PARKED        | STOPS Sweep                    | ALL noted                |
+  | Assigned            | PLACED noted PARKED           | STOPS Sweep                    | ALL noted                |
   | StoreAt             | STARTS ReachStore             | -                              | -                        |
   | CheckpointRequested | noted                         | AskCheckpoint noted            | -                        |
   | Examine             | Examined                      | Examined InspectRanks          | Examined                 |
@@ -92,6 +93,7 @@ from launcher.exchange import (
     AgentEvent,
     AskCheckpoint,
     CannotHeal,
+    ChangeSources,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
@@ -229,13 +231,15 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         if state.phase is Phase.RUNNING:
             return begin_stopping(state)
         return (state, ()) if state.in_place and assignment.in_place else stop_after_all(state)
-    if state.live and not (assignment.in_place and max(state.live) < assignment.nproc):
+    is_other = (0 if state.assignment is None else state.assignment.edition) != assignment.edition
+    if state.live and (is_other or not (assignment.in_place and max(state.live) < assignment.nproc)):
         return begin_stopping(replace(state, overtaken_by=assignment))
     missing = missing_ranks(state, assignment)
+    sources = _if(is_other, ChangeSources(assignment.kept_from))
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
     state = replace(state, is_interrupted=False, is_hurried=False)
     state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=())
-    return state, (*missing, *_if(assignment.node_rank == 0, OpenStore(assignment.generation)))
+    return state, (*missing, *sources, *_if(assignment.node_rank == 0, OpenStore(assignment.generation)))
 
 
 def _store_listens(state: Supervision, generation: int, store: StoreAddress) -> Step:

@@ -30,6 +30,7 @@ from launcher.notify.announcer import Announcer
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
 from launcher.ranks.checkpoint import CheckpointRequester
+from launcher.ranks.editions import Editions
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.status import StatusLine, WaitingMessages
@@ -109,6 +110,7 @@ class Parts:
     desk: Desk
     time: TimeWatch
     restarts: RestartWatch
+    editions: Editions
     stops: StopWatch
 
     async def end(self) -> None:
@@ -167,7 +169,8 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         desk.checkpoint_over(taken=taken)
 
     requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
-    desk = Desk(ranks, node, shell.logs.files, requester, Traces(ranks, communication), shell.boundary)
+    editions, traces = Editions(spec, scratch), Traces(ranks, communication)
+    desk = Desk(ranks, node, shell.logs.files, requester, traces, editions, shell.boundary)
     connection.session.answer_with(desk.answer)
     return Parts(
         connection,
@@ -182,6 +185,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         desk,
         _time_watch(shell, connection, ranks, node),
         _restart_watch(shell, connection, ranks, node),
+        editions,
         _stop_watch(shell, ranks),
     )
 

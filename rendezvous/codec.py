@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -120,6 +121,8 @@ _MESSAGES: dict[type, Any] = {
     questions.TraceWanted: pb.TraceWanted,
     questions.TracePart: pb.TracePart,
     questions.RestartTimes: pb.RestartTimes,
+    questions.SourcesWanted: pb.SourcesWanted,
+    questions.SourcesSeen: pb.SourcesSeen,
 }
 
 _FROM_AGENT: dict[str, Any] = {
@@ -159,6 +162,7 @@ _QUESTIONS: dict[str, Any] = {
     "profile": questions.ProfileWanted,
     "trace": questions.TraceWanted,
     "step": questions.StepWanted,
+    "sources": questions.SourcesWanted,
 }
 _ANSWERS: dict[str, Any] = {
     "present": questions.Present,
@@ -171,6 +175,7 @@ _ANSWERS: dict[str, Any] = {
     "trace": questions.TracePart,
     "restart_times": questions.RestartTimes,
     "step": questions.StepSeen,
+    "sources": questions.SourcesSeen,
 }
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
 _BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}
@@ -291,13 +296,7 @@ class _Row:
         return self._kind(**given)
 
 
-_ROWS: dict[Any, _Row] = {}
-
-
-def _row(kind: Any) -> _Row:
-    if kind not in _ROWS:
-        _ROWS[kind] = _Row(kind)
-    return _ROWS[kind]
+_row: Callable[[Any], _Row] = cache(_Row)
 
 
 def _field(name: str, hint: Any, if_absent: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

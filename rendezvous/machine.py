@@ -53,6 +53,7 @@ from rendezvous.values.events import (
     RanksFinished,
     RanksStalled,
     RankTimesReported,
+    ReloadOrdered,
     RestartOrdered,
     SetDeadline,
     StoreAt,
@@ -246,7 +247,7 @@ def _finish_if_none_pending(state: JobState) -> Result:
 
 def _order(
     state: JobState,
-    event: NodeDrained | JobResized | JobAborted | RestartOrdered | NodeResumed,
+    event: NodeDrained | JobResized | JobAborted | RestartOrdered | ReloadOrdered | NodeResumed,
     now: float,
 ) -> Result:
     match event:
@@ -258,6 +259,8 @@ def _order(
             return abort(state, reason, now)
         case RestartOrdered(reason):
             return orders.restart(state, reason, now)
+        case ReloadOrdered(reason, steps):
+            return orders.reload(state, reason, steps, now)
         case NodeResumed(node):
             return orders.resume_node(state, node, now)
         case _:

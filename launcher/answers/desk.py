@@ -25,6 +25,7 @@ from rendezvous.values.questions import (
     ProfileWanted,
     RanksSeen,
     RanksWanted,
+    SourcesWanted,
     Stacks,
     StacksWanted,
     StepWanted,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles
     from launcher.ranks.checkpoint import CheckpointRequester
+    from launcher.ranks.editions import Editions
     from launcher.ranks.worker import Workers
     from launcher.supervised import Supervision
     from rendezvous.values.questions import LogPieces, RankSeen, Told, Wanted
@@ -63,10 +65,11 @@ class Desk:
         files: LogFiles,
         requester: CheckpointRequester,
         traces: Traces,
+        editions: Editions,
         boundary: ErrorBoundary,
     ) -> None:
         self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
-        self._requester, self._traces = requester, traces
+        self._requester, self._traces, self._editions = requester, traces, editions
         self._checkpoints: list[asyncio.Future[bool]] = []
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
@@ -100,6 +103,10 @@ class Desk:
                 return await self._traces.record(wanted, -1 if assignment is None else assignment.generation)
             case TraceWanted():
                 return await self._traces.part(wanted)
+            case SourcesWanted():
+                assignment = self._assignment
+                generation = -1 if assignment is None else assignment.generation
+                return await self._editions.seen(watches=self._requester.is_watched(generation))
 
     # --- what the ranks do -----------------------------------------------------------------------------
 

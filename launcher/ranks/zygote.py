@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import tree, wire
-from launcher.template.messages import Keep, Signal, Sweep
+from launcher.template.messages import Keep, Retire, Signal, Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -155,6 +155,10 @@ class Zygote:
 
     def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
         self._send(Sweep(generation, patience_s, tuple(kept)))
+
+    def retire(self) -> None:
+        """End the zygote, which has no ranks, and leave the scratch folder to its successor."""
+        self._send(Retire())
 
     def await_end(self, timeout_s: float) -> int | None:
         """Wait until the process has ended. Return its wait status; None after the timeout, or if it is unknown."""

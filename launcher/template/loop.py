@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, debugging, messages, rank, scratch, stacks, store, terminal_size, tree, wire
 from .forking import fork, freeze_garbage
-from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
+from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
 from .sweeping import Sweeper, traces_of_streams
 
 if TYPE_CHECKING:
@@ -138,6 +138,9 @@ class Loop:
             case Sweep() as order:
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
                 self._sweeper.begin(order, kept, len(self._keepers))
+            case Retire():
+                self._scratch = ""
+                self._end()
         return ""
 
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:

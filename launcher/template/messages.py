@@ -52,6 +52,10 @@ class Sweep(NamedTuple):
     kept: tuple[int, ...] = ()
 
 
+class Retire(NamedTuple):
+    """End, without any rank: another zygote of this agent takes over, with the same scratch folder."""
+
+
 class Ready(NamedTuple):
     is_warm: bool
     reason: str  # why the zygote is not warm
@@ -102,14 +106,27 @@ class Learned(NamedTuple):
     left_out: tuple[tuple[str, str], ...]  # with the reasons
 
 
-Order = Spawn | Keep | Signal | Sweep
+Order = Spawn | Keep | Signal | Sweep | Retire
 Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Learned
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
 _KINDS: dict[str, Callable[..., Message]] = {
     kind.__name__: kind
-    for kind in (Spawn, Keep, Signal, Sweep, Ready, Started, Exited, Keeping, KeeperEnded, Swept, Learned)
+    for kind in (
+        Spawn,
+        Keep,
+        Signal,
+        Sweep,
+        Retire,
+        Ready,
+        Started,
+        Exited,
+        Keeping,
+        KeeperEnded,
+        Swept,
+        Learned,
+    )
 }
 
 

@@ -49,6 +49,12 @@ def lines(text: str) -> int:
     return int(text)
 
 
+def steps(text: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or int(text) > 1_000_000:
+        raise ArgumentTypeError(f"{text!r} is not a number of steps: use a number from 0 to 1000000")
+    return int(text)
+
+
 def generation(text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not int(text):
         raise ArgumentTypeError(f"{text!r} is not a generation: use a number from 1, as in `ddpctl events`")

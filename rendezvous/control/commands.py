@@ -29,6 +29,7 @@ examples:
 """
 _COMMANDS = "commands (ddpctl COMMAND --help has the options of one)"
 _TAIL = 20
+_TRIAL_STEPS = 10
 
 
 class Command(StrEnum):
@@ -49,6 +50,7 @@ class Command(StrEnum):
     RESUME = "resume"
     RESIZE = "resize"
     RESTART = "restart"
+    RELOAD = "reload"
     ABORT = "abort"
 
 
@@ -59,7 +61,10 @@ SUBMIT, COMPLETION, EXPLAIN = "submit", "completion", "explain"  # do not call t
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
-_ONE_JOB = (Command.TOP, Command.LOGS, Command.STACKS, Command.WHY, Command.CHECKPOINT, Command.PROFILE)
+_ONE_JOB = (
+    *(Command.TOP, Command.LOGS, Command.STACKS, Command.WHY),
+    *(Command.CHECKPOINT, Command.PROFILE, Command.RELOAD),
+)
 
 _HELP = {
     Command.LIST: "list all jobs",
@@ -77,6 +82,7 @@ _HELP = {
     Command.RESUME: "end the drain or exclusion of a node",
     Command.RESIZE: "change the number of nodes of a job",
     Command.RESTART: "stop all ranks of a job and start them again; does not count against the restart budget",
+    Command.RELOAD: "go on with the edited script from the last step; if it fails, with the script as it was",
     Command.ABORT: "end a job",
 }
 _SUBMIT_HELP = (
@@ -120,7 +126,7 @@ def parser() -> CodedParser:
     added[Command.RESIZE].add_argument(
         "nodes", type=values.nodes, help="the number of nodes: N, or MIN:MAX for an elastic job"
     )
-    for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
+    for each in (Command.DRAIN, Command.RESTART, Command.RELOAD, Command.ABORT):
         added[each].add_argument(
             "--reason",
             default="",
@@ -133,6 +139,7 @@ def parser() -> CodedParser:
     _add_why(added[Command.WHY])
     _add_checkpoint(added[Command.CHECKPOINT])
     _add_profile(added[Command.PROFILE])
+    _add_reload(added[Command.RELOAD])
     completion = commands.add_parser(COMPLETION, help="print a script for your shell that completes commands")
     completion.add_argument("shell", choices=SHELLS)
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
@@ -227,6 +234,24 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--wait", type=values.seconds, default=60.0, metavar="TIME", help="for the checkpoint (default: 60s)"
+    )
+
+
+def _add_reload(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--steps",
+        type=values.steps,
+        default=_TRIAL_STEPS,
+        metavar="N",
+        help="take the earlier files again if a rank fails within so many steps; 0: never "
+        f"(default: {_TRIAL_STEPS})",
+    )
+    command.add_argument(
+        "--wait",
+        type=values.seconds,
+        default=60.0,
+        metavar="TIME",
+        help="for the checkpoint, and then for these steps (default: 60s)",
     )
 
 

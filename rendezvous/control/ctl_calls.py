@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import grpc
 import grpc.aio
 
-from rendezvous.control import acting, logs, stacks, top, why
+from rendezvous.control import acting, logs, reload, stacks, top, why
 from rendezvous.control.commands import Command, command_of
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn
@@ -49,6 +49,8 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
             return await acting.checkpoint(service, arguments)
         case Command.PROFILE:
             return await acting.profile(service, arguments)
+        case Command.RELOAD:
+            return await reload.run(service, arguments)
         case Command.DRAIN | Command.RESUME | Command.RESIZE | Command.RESTART | Command.ABORT:
             await _give(service, command, arguments)
         case _:

@@ -9,7 +9,7 @@ from rendezvous.codec import decode
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.outcome_codes import code_of_cause
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
-from rendezvous.values.types import Cause, Decision, DecisionKind
+from rendezvous.values.types import Cause, Decision, DecisionKind, SourceChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +54,8 @@ def job_text(job: Any) -> str:
         parts.append(
             _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARTBEAT", "STATE"), map(_node_row, job.nodes))
         )
+    if job.summary.reloads:
+        parts.append(_reloads(job.summary))
     problems = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
     if problems:
         parts.append("\n".join(["health:", *problems]))
@@ -67,6 +69,15 @@ def job_text(job: Any) -> str:
         code = code_of_cause(decode(Cause, job.outcome.first_cause))
         parts.append(f"first cause: {_cause(job.outcome.first_cause)} [{code}]")
     return "\n\n".join(parts)
+
+
+def _reloads(summary: Any) -> str:
+    trial = (
+        f"; a failure before step {summary.trial_until} is answered with a rollback"
+        if summary.trial_until
+        else ""
+    )
+    return f"reloads: {summary.reloads}, of which {summary.rollbacks} rolled back{trial}"
 
 
 def _placement(nodes: Iterable[Any]) -> list[str]:
@@ -118,7 +129,8 @@ def _node_row(node: Any) -> tuple[str, ...]:
 
 def _decision(decision: Any) -> str:
     kind = DecisionKind[pb.DecisionKind.Name(decision.kind).removeprefix("DECISION_KIND_")]
-    title = Decision(kind, "", decision.generation, in_place=decision.in_place).title
+    sources = SourceChange[pb.SourceChange.Name(decision.sources).removeprefix("SOURCE_CHANGE_")]
+    title = Decision(kind, "", decision.generation, in_place=decision.in_place, sources=sources).title
     return f"generation {decision.generation}: {title}: {_printable(decision.reason)}"
 
 

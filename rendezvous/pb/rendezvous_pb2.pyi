@@ -62,6 +62,12 @@ class Recover(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RECOVER_AUTO: _ClassVar[Recover]
     RECOVER_IN_PLACE: _ClassVar[Recover]
 
+class SourceChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SOURCE_CHANGE_NONE: _ClassVar[SourceChange]
+    SOURCE_CHANGE_RELOAD: _ClassVar[SourceChange]
+    SOURCE_CHANGE_ROLLBACK: _ClassVar[SourceChange]
+
 class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DECISION_KIND_UNSPECIFIED: _ClassVar[DecisionKind]
@@ -139,6 +145,9 @@ POLICY_ACTION_HEAL: PolicyAction
 RECOVER_RESTART: Recover
 RECOVER_AUTO: Recover
 RECOVER_IN_PLACE: Recover
+SOURCE_CHANGE_NONE: SourceChange
+SOURCE_CHANGE_RELOAD: SourceChange
+SOURCE_CHANGE_ROLLBACK: SourceChange
 DECISION_KIND_UNSPECIFIED: DecisionKind
 DECISION_KIND_IGNORE: DecisionKind
 DECISION_KIND_RESTART: DecisionKind
@@ -464,7 +473,7 @@ class Redirect(_message.Message):
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step")
+    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "sources")
     ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +482,7 @@ class Question(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     id: int
     ranks: RanksWanted
     stacks: StacksWanted
@@ -481,10 +491,11 @@ class Question(_message.Message):
     profile: ProfileWanted
     trace: TraceWanted
     step: StepWanted
-    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ...) -> None: ...
+    sources: SourcesWanted
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., sources: _Optional[_Union[SourcesWanted, _Mapping]] = ...) -> None: ...
 
 class AgentAnswer(_message.Message):
-    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step")
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "sources")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     CANNOT_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +507,7 @@ class AgentAnswer(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     RESTART_TIMES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     id: int
     present: Present
     cannot: CannotAnswer
@@ -507,7 +519,8 @@ class AgentAnswer(_message.Message):
     trace: TracePart
     restart_times: RestartTimes
     step: StepSeen
-    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ...) -> None: ...
+    sources: SourcesSeen
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., sources: _Optional[_Union[SourcesSeen, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
     __slots__ = ("agent", "job_id")
@@ -720,6 +733,26 @@ class Checkpointed(_message.Message):
     taken: bool
     took_s: float
     def __init__(self, taken: bool = ..., took_s: _Optional[float] = ...) -> None: ...
+
+class SourcesWanted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SourcesSeen(_message.Message):
+    __slots__ = ("script", "checksum", "changed", "problem", "watches", "keeps")
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WATCHES_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    script: str
+    checksum: str
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    problem: str
+    watches: bool
+    keeps: bool
+    def __init__(self, script: _Optional[str] = ..., checksum: _Optional[str] = ..., changed: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., watches: bool = ..., keeps: bool = ...) -> None: ...
 
 class ProfileWanted(_message.Message):
     __slots__ = ("rank", "seconds")
@@ -1028,7 +1061,7 @@ class Cause(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ..., final: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked")
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked", "edition", "kept_from")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     N_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -1050,6 +1083,8 @@ class Assignment(_message.Message):
     REPEAT_UP_TO_FIELD_NUMBER: _ClassVar[int]
     WANTS_TIMES_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FROM_FIELD_NUMBER: _ClassVar[int]
     generation: int
     node_rank: int
     n_nodes: int
@@ -1071,7 +1106,9 @@ class Assignment(_message.Message):
     repeat_up_to: int
     wants_times: bool
     parked: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ...) -> None: ...
+    edition: int
+    kept_from: int
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ..., edition: _Optional[int] = ..., kept_from: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
@@ -1162,7 +1199,7 @@ class StoreAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place")
+    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place", "sources")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1170,6 +1207,7 @@ class Decision(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     IS_INTERRUPT_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     kind: DecisionKind
     reason: str
     generation: int
@@ -1177,7 +1215,8 @@ class Decision(_message.Message):
     nodes: int
     is_interrupt: bool
     in_place: bool
-    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ...) -> None: ...
+    sources: SourceChange
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ..., sources: _Optional[_Union[SourceChange, str]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals", "time")
@@ -1303,6 +1342,30 @@ class RestartJobResponse(_message.Message):
     job: JobSummary
     def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
 
+class ReloadJobRequest(_message.Message):
+    __slots__ = ("job_id", "reason", "steps", "wait_s")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    reason: str
+    steps: int
+    wait_s: float
+    def __init__(self, job_id: _Optional[str] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ReloadJobResponse(_message.Message):
+    __slots__ = ("job", "changed", "checkpoint", "kept")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    job: JobSummary
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    checkpoint: bool
+    kept: bool
+    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ..., changed: _Optional[_Iterable[str]] = ..., checkpoint: bool = ..., kept: bool = ...) -> None: ...
+
 class AbortJobRequest(_message.Message):
     __slots__ = ("job_id", "reason")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1360,7 +1423,7 @@ class GetRestartsResponse(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[RestartTimes, _Mapping]]] = ...) -> None: ...
 
 class JobSummary(_message.Message):
-    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals")
+    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals", "reloads", "rollbacks", "trial_until")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1373,6 +1436,9 @@ class JobSummary(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     HEALS_FIELD_NUMBER: _ClassVar[int]
+    RELOADS_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_UNTIL_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     phase: Phase
     generation: int
@@ -1385,7 +1451,10 @@ class JobSummary(_message.Message):
     reason: str
     succeeded: bool
     heals: int
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ...) -> None: ...
+    reloads: int
+    rollbacks: int
+    trial_until: int
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ..., reloads: _Optional[int] = ..., rollbacks: _Optional[int] = ..., trial_until: _Optional[int] = ...) -> None: ...
 
 class JobView(_message.Message):
     __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome", "ranks", "time")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds import healing
+from rendezvous.rounds import healing, reloading
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import plan_restart, room_to_grow
 from rendezvous.rounds.sealing import gather, tell_progress
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist
 from rendezvous.values.state import Exclusion, JobState, Phase, is_live, world_nodes
-from rendezvous.values.types import Decision, DecisionKind
+from rendezvous.values.types import Decision, DecisionKind, SourceChange
 
 if TYPE_CHECKING:
     from rendezvous.rounds.reading import Result
@@ -84,3 +84,13 @@ def restart(state: JobState, reason: str, now: float) -> Result:
     plan = plan_restart(state)
     words = f"ordered by an operator: {reason}; {plan.words}"
     return order_stop(state, plan.decision(words, state.generation), now)
+
+
+def reload(state: JobState, reason: str, steps: int, now: float) -> Result:
+    """Restart all ranks with the edited files of the script. Ranks that still start are not stopped."""
+    if state.phase is not Phase.RUNNING or not 0 <= steps <= reloading.MOST_STEPS:
+        return state, ()
+    plan = plan_restart(state)
+    words = f"{reason}; {plan.words} and the edited script"
+    decision = replace(plan.decision(words, state.generation), sources=SourceChange.RELOAD)
+    return order_stop(reloading.ordered(state, steps), decision, now)

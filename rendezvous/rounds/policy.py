@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds import healing, standstill
+from rendezvous.rounds import healing, reloading, standstill
 from rendezvous.values.cause_text import described
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
-from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
+from rendezvous.values.types import (
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    PolicyAction,
+    ScaleUp,
+    SourceChange,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,6 +102,8 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
         return _verdict(
             state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored because of --failure-policy", cause
         )
+    if reloading.is_early(state, cause):
+        return Verdict(reloading.rollback(state, cause, in_words(cause), plan_restart(state)))
     if cause.final or action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, _why_final(cause), cause)
     if loop := crash_loop(state, cause):
@@ -116,16 +126,22 @@ def _why_final(cause: Cause) -> str:
 def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     """Decide again when all reports have arrived and `first` is the first cause. The restart is already counted.
 
-    Return None if the first decision remains. Return a new decision in four cases:
+    Return None if the first decision remains. Return a new decision in five cases:
 
     - It is stricter.
     - The cause differs from the cause in the stop order.
     - The job continues with other nodes than planned: more nodes were lost, or lost nodes joined again.
     - The stop was in place, but no rank is paused, or the cause is one that is not healed in place.
+    - The first cause calls for a rollback of a reload, or does not, and the first report has said otherwise.
     """
     spec, sent = state.spec, state.decision
     assert spec is not None
     assert sent is not None
+    if reloading.is_early(state, first):
+        again = reloading.rollback(state, first, in_words(first), plan_restart(state))
+        return None if again == sent else Verdict(again)
+    if sent.sources is SourceChange.ROLLBACK:
+        return decide(state, first, now)
     rule = _rule_for(spec, first)
     action = rule or PolicyAction.RESTART
     if first.final or action is PolicyAction.FAIL:

@@ -189,6 +189,7 @@ def _slice(state: JobState, place: Placement) -> Assignment:
     can_heal = spec_of(state).recover is not Recover.RESTART
     in_place, heals, repeat = len(state.parked) > 0, state.heals_used, state.time.repeat
     mine = replace(mine, repeat_steps=repeat.steps, repeat_up_to=repeat.up_to, wants_times=True)
+    mine = replace(mine, edition=state.reload.edition, kept_from=state.reload.kept_from)
     mine = replace(mine, in_place=in_place, parked=state.parked.get(place.agent.node, ()))
     return replace(mine, reason=_why(state), can_heal=can_heal, heals=heals)
 

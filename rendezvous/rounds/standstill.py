@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def after_failure(state: JobState, first: Cause) -> Standstill:
     """The standstill after this generation. All nodes have stopped, and `first` is the first cause."""
-    was, now, manner = state.standstill, _reached(state), f"{first.rank} {first.failure} {first.exit_code}"
+    was, now, manner = state.standstill, reached(state), f"{first.rank} {first.failure} {first.exit_code}"
     if now is None:
         return was
     times = 1 if _is_further(state, now, manner) else was.times + 1
@@ -39,7 +39,7 @@ def after_failure(state: JobState, first: Cause) -> Standstill:
 
 def after_order(state: JobState) -> Standstill:
     """The same after a stop that is no failure, such as growth. It ends a standstill if there were further steps."""
-    was, now = state.standstill, _reached(state)
+    was, now = state.standstill, reached(state)
     if now is None or not _is_further(state, now, was.manner):
         return was
     return _noted(was, now, 0, "")
@@ -62,7 +62,7 @@ def in_words(spec: JobSpec, standstill: Standstill) -> str:
     )
 
 
-def _reached(state: JobState) -> Reached | None:
+def reached(state: JobState) -> Reached | None:
     """The most steps that a rank of this generation has finished, as far as this is known."""
     told = list(state.reached.values())
     if not told:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.post_mortem import explained
-from rendezvous.rounds import healing, standstill
+from rendezvous.rounds import healing, reloading, standstill
 from rendezvous.rounds.ending import aborted, end, failed, noted
 from rendezvous.rounds.exclusion import exclude, without_unfit_and_slow
 from rendezvous.rounds.policy import (
@@ -28,7 +28,7 @@ from rendezvous.rounds.sealing import choose, gather, seal, target_nodes, waitin
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.state import FAILURES_KEPT, JobState, Member, Phase, Timers
-from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
+from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome, SourceChange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
         return state, (*effects[:1], *_notify_its_node(state, decision), *effects[1:])
     if verdict.exclude is not None:
         state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
-    if decision.kind is not DecisionKind.FAIL:
+    if decision.kind is not DecisionKind.FAIL and decision.sources is not SourceChange.ROLLBACK:
         state = healing.counted(state, decision, now)
     return order_stop(state, decision, now)
 
@@ -217,20 +217,19 @@ def conclude(state: JobState, now: float) -> Result:
     decision = state.decision
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
+        if decision.sources is SourceChange.RELOAD:
+            state = reloading.begun(state, standstill.reached(state))
         state = replace(state, standstill=standstill.after_order(state))
         return aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
         first, state = named, replace(state, causes=state.causes.plus(named.rank, named))
-    final = decision
     again = decide_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
-    state = _recorded(state, first)
+    final = decision if again is None else again.decision
+    is_rollback = final.sources is SourceChange.ROLLBACK
+    state = reloading.rolled_back(_failure_noted(state, first)) if is_rollback else _recorded(state, first)
     if again is not None:
-        final = again.decision
-        if final.kind is DecisionKind.FAIL:
-            state = healing.uncounted(state, decision)
-        elif decision.in_place and not final.in_place:
-            state = healing.recounted(state, now)
+        state = _counted_again(state, decision, final, now)
         if again.exclude is not None:
             state = exclude(state, again.exclude, again.exclude_reason, now)
         state = replace(noted(state, final), decision=final)
@@ -239,11 +238,23 @@ def conclude(state: JobState, now: float) -> Result:
     return _regroup(state, now)
 
 
+def _counted_again(state: JobState, sent: Decision, final: Decision, now: float) -> JobState:
+    """The restart or heal that was ordered with the stop was counted. Count what takes place instead."""
+    was_rollback = sent.sources is SourceChange.ROLLBACK
+    if final.kind is DecisionKind.FAIL or final.sources is SourceChange.ROLLBACK:
+        return state if was_rollback else healing.uncounted(state, sent)
+    if was_rollback:
+        return healing.counted(state, final, now)
+    return healing.recounted(state, now) if sent.in_place and not final.in_place else state
+
+
+def _failure_noted(state: JobState, first: Cause) -> JobState:
+    return replace(state, failures=(*state.failures, (state.generation, first))[-FAILURES_KEPT:])
+
+
 def _recorded(state: JobState, first: Cause) -> JobState:
-    failures = (*state.failures, (state.generation, first))[-FAILURES_KEPT:]
     state = replace(
-        state,
-        failures=failures,
+        _failure_noted(state, first),
         streak=next_streak(state, first),
         standstill=standstill.after_failure(state, first),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import outcome_text
+from rendezvous.rounds.reloading import trial_until
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime  # noqa: TC001 - the codec reads it
 from rendezvous.values.state import Phase, present, world_nodes
@@ -33,6 +34,9 @@ class JobSummary:
     reason: ShortenedSentence = ""
     succeeded: bool = False
     heals: int = 0
+    reloads: int = 0
+    rollbacks: int = 0
+    trial_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,9 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
         reason=_reason(state),
         succeeded=state.outcome is not None and state.outcome.succeeded,
         heals=state.heals_used,
+        reloads=state.reload.reloads,
+        rollbacks=state.reload.rollbacks,
+        trial_until=trial_until(state.reload),
     )
 
 

@@ -17,6 +17,7 @@ from rendezvous.service.calls import NotFound, NotNow, count_open
 from rendezvous.service.inquiry import asked_by, inquire
 from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import Counts, LimitReached, Limits
+from rendezvous.service.reload_order import prepared
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
 from rendezvous.values.questions import ACTS
 from rendezvous.values.state import Phase
@@ -56,6 +57,7 @@ class Operations:
             "ResumeNode": (control, pb.ResumeNodeRequest, self._resume),
             "ResizeJob": (control, pb.ResizeJobRequest, self._resize),
             "RestartJob": (control, pb.RestartJobRequest, self._restart),
+            "ReloadJob": (control, pb.ReloadJobRequest, self._reload),
             "Ask": (read, pb.AskRequest, self._ask),
             "GetRestarts": (read, pb.GetRestartsRequest, self._restarts),
             "AbortJob": (control, pb.AbortJobRequest, self._abort),
@@ -151,6 +153,13 @@ class Operations:
         order = RestartOrdered(_reason(request, identity))
         return pb.RestartJobResponse(job=await self._ordered(request.job_id, order))
 
+    async def _reload(self, request: Any, identity: Identity) -> Any:
+        with count_open(self._questions, identity):
+            job = await self._find(request.job_id)
+            response, order = await prepared(job, request, identity.name, _words(request))
+            response.job.CopyFrom(await self._ordered(request.job_id, order))
+            return response
+
     async def _abort(self, request: Any, identity: Identity) -> Any:
         order = JobAborted(_reason(request, identity))
         return pb.AbortJobResponse(job=await self._ordered(request.job_id, order))
@@ -174,6 +183,9 @@ def _node(request: Any) -> str:
     return node
 
 
+def _words(request: Any) -> str:
+    return "".join(c if c.isprintable() else " " for c in request.reason[:_REASON_CHARS]).strip()
+
+
 def _reason(request: Any, identity: Identity) -> str:
-    words = "".join(c if c.isprintable() else " " for c in request.reason[:_REASON_CHARS]).strip()
-    return words or f"{identity.name} gave no reason"
+    return _words(request) or f"{identity.name} gave no reason"

@@ -264,6 +264,8 @@ class Assignment:
     repeat_steps: int = 0
     repeat_up_to: int = 0  # ... and as the script numbers them; 0: it does not
     wants_times: bool = False  # the service uses reports of the time of ranks (`RankTimesReported`)
+    edition: int = 0  # of the script's files: another one than before needs another template
+    kept_from: int = 0  # the files as they were when this generation started; 0: as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,14 @@ class DecisionKind(StrEnum):
     FINISH = "finish"
 
 
+class SourceChange(StrEnum):
+    """Whether the next ranks run other files of the script. See rendezvous/rounds/reloading.py."""
+
+    NONE = "none"
+    RELOAD = "reload"  # the edited files
+    ROLLBACK = "rollback"  # the files before the last reload
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A decision with its reason as text. Each failed generation ends with exactly one decision."""
@@ -296,10 +306,13 @@ class Decision:
     nodes: int = 0
     is_interrupt: bool = False  # a person pressed Ctrl-C on some node: ranks get SIGINT first
     in_place: bool = False  # ranks that can be paused keep their processes
+    sources: SourceChange = SourceChange.NONE
 
     @property
     def title(self) -> str:
         """The kind as users see it."""
+        if self.sources is not SourceChange.NONE and self.kind is DecisionKind.RESTART:
+            return str(self.sources)
         if not self.in_place:
             return str(self.kind)
         return _IN_PLACE_TITLES.get(self.kind, f"{self.kind}-in-place")

@@ -26,7 +26,15 @@ REQUESTS: dict[Order, tuple[list[str], str, Message]] = {
     Command.ABORT: (["j", "--reason", "r"], "AbortJob", pb.AbortJobRequest(job_id="j", reason="r")),
 }
 LOOKS = {Command.LIST, Command.STATUS, Command.GET, Command.EVENTS, Command.WATCH}
-QUESTIONS = {Command.TOP, Command.LOGS, Command.STACKS, Command.WHY, Command.CHECKPOINT, Command.PROFILE}
+QUESTIONS = {
+    Command.TOP,
+    Command.LOGS,
+    Command.STACKS,
+    Command.WHY,
+    Command.CHECKPOINT,
+    Command.PROFILE,
+    Command.RELOAD,
+}
 
 
 @pytest.mark.parametrize("order", REQUESTS)

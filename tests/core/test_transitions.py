@@ -96,6 +96,7 @@ def facts() -> list[AgentEvent]:
             mine = Assignment(generation, node_rank, 2, 2 * node_rank, 2, 4, "default", 0, 2, 0, 3, "a")
             found.append(Assigned(mine))
             found.append(Assigned(replace(mine, in_place=True)))
+            found.append(Assigned(replace(mine, edition=1, kept_from=1)))
         found += [
             StoreAt(generation, STORE),
             StoreListens(generation, STORE),

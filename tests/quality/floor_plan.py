@@ -51,8 +51,8 @@ CORE = {
         *within(
             "rounds",
             "admission blocks ending exclusion growing hang_examination heal_refusal healing join_limits journal "
-            "orders outcome_truncation policy ranks reading resume sealing snapshot standstill state_recovery stopping "
-            "view",
+            "orders outcome_truncation policy ranks reading reloading resume sealing snapshot standstill "
+            "state_recovery stopping view",
         ),
         *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
@@ -103,7 +103,10 @@ SHELL = {
             "preflight",
             "agent_preflight compiled_core doctor facts gpus host network_check self_test versions wire",
         ),
-        *within("ranks", "binding checkpoint gpu_order topology worker zygote zygote_starter zygote_watch"),
+        *within(
+            "ranks",
+            "binding checkpoint editions gpu_order script_files topology worker zygote zygote_starter zygote_watch",
+        ),
         *within("settings", "checks config_file import_path"),
         *within("warm_pool", "client command joining pooled_zygote seed surroundings"),
         *within("sources", "poll source"),
@@ -115,13 +118,13 @@ SHELL = {
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
             "control",
-            "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs service stacks top "
-            "why",
+            "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs reload service stacks "
+            "top why",
         ),
         *within(
             "service",
             "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines notify "
-            "open_job operations owner probe reflection scratchpad server settings web",
+            "open_job operations owner probe reflection reload_order scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
         *within("web", "application asking callers extra feed files guarding logins recorder server views"),
