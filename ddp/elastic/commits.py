@@ -80,8 +80,9 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     """Return the newest commit of which every part is readable by some rank, without the damaged images in `bad`.
 
     If a rank died before it wrote its own image of this commit, the state of its random generators is missing there.
-    Then the previous commit is chosen, if all ranks have their own image of it. A live image is chosen anyway: the
-    previous commit may be many steps older.
+    Then a commit of the same number or the previous one is chosen, if all ranks have their own image of it. It may be
+    of the generation before: a rank can die after its resume and before its first commit. A live image is chosen
+    anyway: the previous commit may be many steps older.
     """
     by_commit: dict[CommitName, list[tuple[int, ReadableImage]]] = {}
     for reader, held in enumerate(holdings):
@@ -93,15 +94,18 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     ]
     if not found:
         return None
-    first, others = found[0], found[1:2]
+    first = found[0]
     if any(each.live for _reader, each in by_commit[first.commit]):
         return first
-    if not _has_all_private(by_commit[first.commit], len(holdings)):
-        for other in others:
-            near = other.commit.lineage == first.commit.lineage and other.in_memory
-            if near and _has_all_private(by_commit[other.commit], len(holdings)):
-                return other
-    return first
+    two_numbers = sorted({each.commit.number for each in found}, reverse=True)[:2]
+    whole = (
+        each
+        for each in found
+        if each.commit.number in two_numbers
+        and (each is first or each.in_memory)
+        and _has_all_private(by_commit[each.commit], len(holdings))
+    )
+    return next(whole, first)
 
 
 def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]]) -> Choice | None:

@@ -48,6 +48,16 @@ def test_a_rank_that_died_before_its_own_image_costs_one_commit() -> None:
     assert commits.newest((node, node)).commit == A  # type: ignore[union-attr]
 
 
+def test_a_rank_that_died_between_its_resume_and_its_first_commit_keeps_its_random_numbers() -> None:
+    """All have commit 10 of the generation before. In the new one only rank 0 made it again, and the next one."""
+    again = [CommitName(10, lineage) for lineage in ("0", "z")]  # lineages are random: either may come first
+    for commit in again:
+        node = tuple([*replicas(A), held(commit, 0, 0)])
+        assert commits.newest((node, node)).commit == A  # type: ignore[union-attr]
+        node = tuple([*replicas(A), held(commit, 0, 0), held(CommitName(11, commit.lineage), 0, 0)])
+        assert commits.newest((node, node)).commit == A  # type: ignore[union-attr]
+
+
 def test_but_not_where_its_image_is_lost_anyway() -> None:
     node = (held(A, 0, 0), held(B, 0, 0))
     assert commits.newest((node, ())).commit == B  # type: ignore[union-attr]
