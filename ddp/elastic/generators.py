@@ -21,6 +21,8 @@ from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
 
@@ -56,6 +58,22 @@ def set(states: dict[str, Any]) -> None:
         random.setstate((version, tuple(array.array("I", bytes(numbers.tolist()))), gauss))
     if "numpy" in states and (numpy := load_numpy()) is not None:
         _set_numpy(numpy, states["numpy"])
+
+
+def hold() -> Callable[[], None]:
+    """Return a function that sets all of them back to where they are now. Nothing is packed, so this costs little."""
+    cpu, others, python = torch.get_rng_state(), accelerator.rng_state(), random.getstate()
+    numpy = sys.modules.get(_NUMPY)
+    of_numpy = None if numpy is None else numpy.get_state(legacy=False)
+
+    def set_back() -> None:
+        torch.set_rng_state(cpu)
+        accelerator.set_rng_state(others)
+        random.setstate(python)
+        if numpy is not None:
+            _set_numpy(numpy, of_numpy)
+
+    return set_back
 
 
 def seed(number: int) -> None:
@@ -105,7 +123,7 @@ def _as_numpy(value: Any) -> Any:
         return {name: _as_numpy(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return value[1].numpy().view(value[0])
-    return value
+    return value  # also the arrays of a state that was not packed
 
 
 # --- after a restart -----------------------------------------------------------------------------------

@@ -19,13 +19,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_ATOMIC = frozenset({int, float, bool, str, bytes, complex, type(None)})
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy. Most values are numbers, for which `copy.deepcopy` takes much longer than this look at the type."""
+    return {name: _copied_value(value) for name, value in values.items()}
+
+
+def _copied_value(value: Any) -> Any:
+    if type(value) in _ATOMIC:
+        return value
+    if type(value) is tuple and all(type(each) in _ATOMIC for each in value):
+        return value
+    return copy.deepcopy(value)
+
+
 class Mark:
     """What the objects do not hold any more in the next step."""
 
     def __init__(self, number: int, objects: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         self.number = number
-        self.generators = generators.get()
-        self._fields = copy.deepcopy(dict(fields))
+        self.restore_generators = generators.hold()
+        self._fields = _copied(dict(fields))
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._others: list[tuple[Any, Any]] = []
@@ -38,7 +54,7 @@ class Mark:
         elif isinstance(each, torch.optim.Optimizer):
             for group in each.param_groups:
                 settings = {name: value for name, value in group.items() if name != "params"}
-                self._settings.append((group, copy.deepcopy(settings)))
+                self._settings.append((group, _copied(settings)))
         else:
             self._others.append((each, copy.deepcopy(each.state_dict())))
 
@@ -48,11 +64,11 @@ class Mark:
             for buffer, kept in self._buffers:
                 buffer.copy_(kept)
         for group, settings in self._settings:
-            group.update(copy.deepcopy(settings))
+            group.update(_copied(settings))
         for each, kept in self._others:
             each.load_state_dict(copy.deepcopy(kept))
-        fields.update(copy.deepcopy(self._fields))
-        generators.set(self.generators)
+        fields.update(_copied(self._fields))
+        self.restore_generators()
 
 
 class Live:
@@ -85,7 +101,7 @@ class Live:
 
     def restore_generators(self) -> None:
         assert self._mark is not None
-        generators.set(self._mark.generators)
+        self._mark.restore_generators()
 
     def end(self) -> None:
         for hook in self._hooks:
