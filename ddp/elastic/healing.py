@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddp.groups import reform
 from ddp.telemetry import guard
-from ddp.telemetry.comm_words import is_communication_error
+from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,8 +62,9 @@ def _is_paused_after(error: Exception, watcher: guard.Guard) -> bool:
 
 
 def _is_about_communication(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, is a failed collective."""
-    return any(map(is_communication_error, _chain(error)))
+    """Whether the error, or one that led to it, is a collective that failed because of another rank."""
+    chain = list(_chain(error))
+    return any(map(is_communication_error, chain)) and not any(map(is_fault_of_this_rank, chain))
 
 
 def _release_frames(error: BaseException) -> None:

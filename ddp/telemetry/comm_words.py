@@ -29,6 +29,9 @@ _PHRASES = (
     "monitoredbarrier",
     "application timeout caused pair closure",
 )
+# What NCCL reports of the rank itself, unless it goes on about a peer.
+_OF_ITSELF = re.compile(r"(invalid usage|unhandled system error|unhandled cuda error|invalid argument)", re.I)
+_OF_A_PEER = re.compile(r"remote|peer|connection|closed|reset", re.I)
 _NAMED_RANK = (
     re.compile(r"\brank (\d+)(?: on \S+)? (?:died|has left|has not joined)"),
     re.compile(r"lost its connection to rank (\d+)"),
@@ -79,6 +82,13 @@ def is_communication_error(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     return any(phrase in message.lower() for phrase in _PHRASES) or _is_ours(message)
+
+
+def is_fault_of_this_rank(error: BaseException) -> bool:
+    """Whether an error of communication says what is wrong with this rank: its network card, its devices, its call."""
+    message = str(error)
+    found = "NCCL error" in message and _OF_ITSELF.search(message)
+    return bool(found) and _OF_A_PEER.search(message) is None
 
 
 def _is_ours(message: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from launcher.settings.debug_option import VARIABLE as DEBUG
 from launcher.settings.scratch_names import timer_file
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.types import Recover
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,10 @@ class RankPlace:
 
 def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 0) -> dict[str, str]:
     """Return what all ranks of the node share. Set before torch is loaded, since OpenMP reads it then."""
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
+    # 1, as torchrun sets it: after an error of NCCL torch's watchdog ends the process, also one that could be healed.
+    # 0: the guard sees the error, and aborts the groups.
+    handling = "0" if spec.recover is Recover.IN_PLACE else "1"
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", handling)}
     if "OMP_NUM_THREADS" not in environ and (omp_threads or spec.nproc > 1):
         env["OMP_NUM_THREADS"] = str(omp_threads or 1)
     if spec.interface:  # ranks use the same interface as the agents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.telemetry.comm_words import is_communication_error
+from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
 
 QUOTED = (
     "Got the following error when running the callback: DistBackendError: rank 0 died (noticed by rank 1)"
@@ -22,3 +22,28 @@ QUOTED = (
 )
 def test_an_error_of_communication_is_recognized(error: Exception, is_about_communication: bool) -> None:
     assert is_communication_error(error) is is_about_communication
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        (
+            "NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)\nDuplicate GPU detected : rank 1",
+            True,
+        ),
+        ("NCCL error: unhandled system error\nLast error:\nBootstrap : no socket interface found", True),
+        (
+            "NCCL error: unhandled system error\nLast error:\nNET/IB : mlx5_0:1 Got async event : port error",
+            True,
+        ),
+        (
+            "NCCL error: unhandled system error\nsocketProgress: Connection closed by remote peer node-1<5>",
+            False,
+        ),
+        ("NCCL error: remote process exited or there was a network error", False),
+        ("Connection closed by peer [127.0.0.1]:1", False),
+        ("the tensor has an invalid argument", False),
+    ],
+)
+def test_faults_of_a_rank_itself_are_not_waited_out(text: str, own: bool) -> None:
+    assert is_fault_of_this_rank(RuntimeError(text)) is own

@@ -9,7 +9,7 @@ import pytest
 from launcher.health import nccl_env
 from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, request_file, shared_env
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from rendezvous.values.types import Assignment, StoreAddress
+from rendezvous.values.types import Assignment, Recover, StoreAddress
 
 SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
 ASSIGNMENT = Assignment(
@@ -101,6 +101,9 @@ def test_a_choice_about_nccl_errors_is_kept() -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     assert shared_env(SPEC, {})[name] == "1"
     assert shared_env(SPEC, {name: "3"})[name] == "3"
+    heals = replace(SPEC, recover=Recover.IN_PLACE)
+    assert shared_env(heals, {})[name] == "0"  # else torch would end the ranks that are to be healed
+    assert shared_env(heals, {name: "3"})[name] == "3"
 
 
 def test_nccl_is_told_only_what_its_user_has_not_said() -> None:
