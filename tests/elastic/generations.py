@@ -30,20 +30,29 @@ FORK_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed
 _WITHIN_S = 200.0
 
 
-def play(program: Path, folder: Path, nproc: int, restarts: int, env: Mapping[str, str]) -> list[int]:
+def play(
+    program: Path,
+    folder: Path,
+    nproc: int,
+    restarts: int,
+    env: Mapping[str, str],
+    within_s: float = _WITHIN_S,
+) -> list[int]:
     """The exit codes of the last generation: negative for a signal, as subprocess has them."""
     scratch = folder / "scratch"
     scratch.mkdir(mode=0o700)
     shared = {"DDP_SCRATCH": str(scratch), "TORCHELASTIC_RUN_ID": folder.name, **env}
     codes: list[int] = []
     for generation in range(1, restarts + 2):
-        codes = _generation(program, folder, nproc, shared | {"DDP_GENERATION": str(generation)})
+        codes = _generation(program, folder, nproc, shared | {"DDP_GENERATION": str(generation)}, within_s)
         if not any(codes):
             break
     return codes
 
 
-def _generation(program: Path, folder: Path, nproc: int, env: Mapping[str, str]) -> list[int]:
+def _generation(
+    program: Path, folder: Path, nproc: int, env: Mapping[str, str], within_s: float
+) -> list[int]:
     world = {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **env}
     ranks: list[Any] = []
@@ -52,7 +61,7 @@ def _generation(program: Path, folder: Path, nproc: int, env: Mapping[str, str])
         said = folder / f"rank{rank}"
         ranks.append(FORK_SERVER.Process(target=run_rank, args=(str(program), variables, str(said))))
         ranks[-1].start()
-    give_up_at = time.monotonic() + _WITHIN_S
+    give_up_at = time.monotonic() + within_s
     running = {rank.sentinel: rank for rank in ranks}
     try:
         while running and not any(rank.exitcode for rank in ranks):

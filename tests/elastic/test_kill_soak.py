@@ -1,0 +1,81 @@
+"""Ranks are killed at random instants, many times in one job: no step is lost or done twice, and nothing leaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import generations
+import pytest
+from soak import HERE, PROGRAM, WITNESS_DIES_EVERY, Sight, Soak
+from soak_board import RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+KILLS = int(os.environ.get("SOAK_KILLS", "1000"))
+TIMEOUT_S = 3600.0
+NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(TIMEOUT_S)]
+SETTLED_AFTER = 50  # kills: by then caches of the allocator and of torch have their size
+# Per heal. What the garbage collector has not yet freed goes up and down; a leak only goes up.
+DESCRIPTORS_PER_HEAL = 0.05
+
+
+def calm(folder: Path, steps: int, backend: str, wrap: str) -> dict[str, Any]:
+    """The same steps without kills, and without the launcher."""
+    there = folder / "there"
+    there.mkdir(parents=True)
+    plan = {"backend": backend, "wrap": wrap, "steps": steps, "beside": str(HERE)}
+    env = {"PLAN": json.dumps(plan), "THERE": str(there)}
+    codes = generations.play(PROGRAM, folder, RANKS, 0, env, within_s=TIMEOUT_S)
+    assert not any(codes), "\n".join(path.read_text() for path in sorted(folder.glob("rank*")))
+    found: dict[str, Any] = json.loads((there / "end-0").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "wrap", "kills"),
+    [
+        ("shm", "ours", 8),
+        pytest.param("shm", "ours", KILLS, marks=NIGHTLY),
+        pytest.param("gloo", "torch", KILLS, marks=NIGHTLY),
+    ],
+)
+def test_no_step_is_lost_or_done_twice_and_nothing_leaks(
+    tmp_path: Path, backend: str, wrap: str, kills: int
+) -> None:
+    soak = Soak(tmp_path, backend, wrap, look_every=4 if kills < SETTLED_AFTER else 25)
+    soak.play(kills)
+    print(report(soak))
+    assert soak.violations() == ""
+    ends = soak.ends()
+    assert ends == [calm(tmp_path / "calm", ends[0]["step"], backend, wrap)] * RANKS
+    assert soak.kills >= kills
+    assert_nothing_leaks(soak.sights)
+
+
+def assert_nothing_leaks(sights: Sequence[Sight]) -> None:
+    first = sights[1]  # the first one saw no heal yet
+    for sight in sights[1:]:
+        assert (sight.processes, sight.files) == (first.processes, first.files), sights
+        assert sight.agent.descriptors <= first.agent.descriptors, sights
+        assert sight.zygote.descriptors <= first.zygote.descriptors, sights
+    settled = [sight for sight in sights if SETTLED_AFTER <= sight.kills <= WITNESS_DIES_EVERY]
+    if len(settled) > 2:
+        heals = [sight.witness_heals for sight in settled]
+        open_files = [sight.witness.descriptors for sight in settled]
+        assert statistics.linear_regression(heals, open_files).slope < DESCRIPTORS_PER_HEAL, sights
+
+
+def report(soak: Soak) -> str:
+    first, last = soak.sights[1], soak.sights[-1]
+    healed = sorted(soak.healed_s)
+    lines = [
+        f"{last.kills} times killed, {soak.kills} ranks, {soak.pairs} pairs; "
+        f"until all trained again: median {statistics.median(healed):.2f} s, longest {healed[-1]:.2f} s",
+        *map(str, soak.sights),
+    ]
+    return "\n".join([*lines, f"first {first}", f"last {last}"])
