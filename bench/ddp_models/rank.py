@@ -16,7 +16,7 @@ from models import MODELS
 
 import ddp.shm
 from ddp import DistributedDataParallel
-from ddp.elastic import LogicalWorld
+from ddp.elastic import LogicalWorld, State
 
 WARM_UP_STEPS = 5
 # `auto` tries its plans in the first steps; what it has chosen is what is measured.
@@ -33,6 +33,7 @@ class Contender:
     micro_batches: int
     tie: Any = None  # where nothing is communicated: what keeps the ranks in step
     world: LogicalWorld | None = None  # its logical ranks take the place of micro-batches
+    state: State | None = None  # each step ends with a commit() of it
 
     def train(self, batch: torch.Tensor, spent: dict[str, float]) -> None:
         began = time.perf_counter()
@@ -51,6 +52,9 @@ class Contender:
         if self.tie is not None:
             dist.all_reduce(torch.zeros(1), group=self.tie)
         self.optimizer.step()
+        if self.state is not None:
+            self.state.step += 1
+            self.state.commit()
         spent["optimizer"] += time.perf_counter() - began
 
 
@@ -68,17 +72,24 @@ def contender(asked: dict[str, Any], model_name: str, groups: dict[str, Any]) ->
     wrapped = wrap(model, process_group=groups[asked["backend"]], **given)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
     world = LogicalWorld(micro_batches * dist.get_world_size()) if asked.get("logical") else None
-    return Contender(asked["name"], wrapped, optimizer, micro_batches, world=world)
+    state = None
+    if "every" in asked:
+        state = State(model=wrapped, optimizer=optimizer, step=0, every=asked["every"])
+    return Contender(asked["name"], wrapped, optimizer, micro_batches, world=world, state=state)
 
 
 def one_turn(one: Contender, batch: torch.Tensor, steps: int) -> dict[str, float]:
     """Seconds for one micro-batch, and what they went into; gradients are let go of, as others come next."""
     dist.barrier()
     spent = dict.fromkeys(PHASES, 0.0)
-    began, used = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        one.train(batch, spent)
-    spent |= {"step": time.perf_counter() - began, "cpu": time.process_time() - used}
+
+    def turn() -> None:
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            one.train(batch, spent)
+        spent.update(step=time.perf_counter() - began, cpu=time.process_time() - used)
+
+    turn() if one.state is None else one.state.run(turn)
     one.optimizer.zero_grad()
     return {name: value / (steps * one.micro_batches) for name, value in spent.items()}
 
@@ -102,6 +113,9 @@ def run(trial: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
         turn = number % len(contenders)
         for one in contenders[turn:] + contenders[:turn]:
             taken[one.name].append(one_turn(one, batch, steps))
+    for one in contenders:
+        if one.state is not None:
+            one.state.close()
     return taken
 
 

@@ -165,6 +165,20 @@ def test_logical(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_marked(tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text("<!-- marked:begin -->\n<!-- marked:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "marked.py"), "--rounds", "1"]
+    command += ["--models", "MLP, 1M", "--json", str(figures), "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())["found"]
+    assert [every for _model, every, _taken in found] == [0, 1]
+    assert all(set(taken) == {"plain", "kept"} for _model, _every, taken in found)
+    assert page.read_text().count("| MLP, 1M |") == 2
+
+
+@pytest.mark.nightly
 def test_hierarchical(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- hierarchical:begin -->\n<!-- hierarchical:end -->\n")
