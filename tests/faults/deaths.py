@@ -27,8 +27,14 @@ DEATHS = (
     death("exception-backward-ours", "the same", "raises@backward", _BAD, wrap="ours"),
     death("exception-data", "an exception in the data set", "raises@data", _BAD),
     death("exception-loader", "an exception in a DataLoader worker", "raises@data", _BAD, loaders=1),
-    death("exception-end", "an exception after the last step", "raises@end", _BAD),
-    death("exception-start", "an exception before the process group is formed", "raises@start", _BAD),
+    death("exception-end", "an exception after the last step", "raises@end", _BAD, heals=False),
+    death(
+        "exception-start",
+        "an exception before the process group is formed",
+        "raises@start",
+        _BAD,
+        heals=False,
+    ),
     death(
         "exception-two-nodes",
         "an exception on the second node",

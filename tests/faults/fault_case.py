@@ -51,6 +51,22 @@ class Case:
     in_lab: bool = False  # each node is a host with a network of its own
     bound_s: float | None = None
     needs: str = ""  # what not every machine has: a function of needs.py
+    heals: bool = (
+        True  # it strikes while all ranks are inside `State.run`, and what is said there is the same
+    )
+    keeps: bool = True  # in place all others keep their processes
+
+    @property
+    def is_played_in_place(self) -> bool:
+        return self.heals and self.kind is not Kind.INNOCENT and self.device == "cpu"
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """The ranks that are to keep their processes in place: those that did nothing, where they can go on."""
+        guilty = set(self.blamed or ()) | set(self.commits if self.fault and not self.outside else ())
+        loses_node = self.kind is Kind.NODE or self.outside == "kill_node"
+        left = self.ranks * (self.nodes - loses_node)
+        return frozenset(rank for rank in range(left) if rank not in guilty)
 
     @property
     def may_take_s(self) -> float:

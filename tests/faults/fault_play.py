@@ -82,6 +82,8 @@ class Played:
     step_s: float | None = None  # until they had done a step
     problem: str = ""  # why it could not be played to its end
     skipped: str = ""
+    in_place: bool = False
+    kept: frozenset[int] = frozenset()  # of the ranks of the first generation, those whose process went on
     told: str = field(default="", repr=False)
 
     @property
@@ -91,6 +93,10 @@ class Played:
         if self.case.kind is Kind.INNOCENT or self.verdict is None:
             return self.case.kind is Kind.INNOCENT and self.verdict is None
         return self.verdict.is_right_for(self.case)
+
+    @property
+    def keeps_survivors(self) -> bool:
+        return self.kept >= self.case.survivors
 
     @property
     def blames_an_innocent(self) -> bool:
@@ -109,25 +115,27 @@ class Played:
 
     def __str__(self) -> str:
         took = "-" if self.took_s is None else f"{self.took_s:.2f} s of {self.case.may_take_s:g} s"
+        kept = f", in place; of {sorted(self.case.survivors)} kept {sorted(self.kept)}" * self.in_place
         found = self.problem or str(self.verdict)
-        return f"{self.case.name}: {self.case.injected}\n  {found}\n  {took}\n{self.told}"
+        return f"{self.case.name}: {self.case.injected}{kept}\n  {found}\n  {took}\n{self.told}"
 
 
-def play(case: Case, leniency: float = 1.0, *, preloads: bool = False) -> Played:
+def play(case: Case, leniency: float = 1.0, *, preloads: bool = False, in_place: bool = False) -> Played:
     """A right verdict that came late is asked for again: the machine may have been busy with something else.
 
     The earliest of them is what counts. `leniency`: so many times what a case may take is not yet late. `preloads`:
-    torch._dynamo, which DDP needs, is imported once and not by each rank of each generation.
+    torch._dynamo, which DDP needs, is imported once and not by each rank of each generation. `in_place`: the script
+    trains inside `State.run`, and the launcher heals.
     """
     if missing := needs.missing(case.needs):
-        return Played(case, skipped=missing)
+        return Played(case, skipped=missing, in_place=in_place)
     found: list[Played] = []
     for _ in range(_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix="fault-"))
         try:
-            played = Stage(case, folder, preloads).play()
+            played = Stage(case, folder, preloads, in_place).play()
         except AssertionError as error:
-            return Played(case, problem=f"it could not be cleared away: {error}")
+            return Played(case, problem=f"it could not be cleared away: {error}", in_place=in_place)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         found.append(played)
@@ -139,9 +147,12 @@ def play(case: Case, leniency: float = 1.0, *, preloads: bool = False) -> Played
 class Stage:
     """One job of one case, and what is seen of it."""
 
-    def __init__(self, case: Case, folder: Path, preloads: bool = False) -> None:
-        self.case, self.folder = case, folder
-        self._preloads = preloads and case.wrap != "plain" and "--no-warm-start" not in case.options
+    def __init__(self, case: Case, folder: Path, preloads: bool = False, in_place: bool = False) -> None:
+        self.case, self.folder, self.in_place = case, folder, in_place
+        # A job that has trained for some seconds has learned it by itself; these jobs are too short for that.
+        self._preloads = (
+            (preloads or in_place) and case.wrap != "plain" and "--no-warm-start" not in case.options
+        )
         self.shared = folder / "shared"
         self.shared.mkdir()
         self.nodes: list[Launched | networks.LabNode] = []
@@ -210,8 +221,10 @@ class Stage:
         if case.nodes > 1:
             words += ["--nnodes", f"1:{case.nodes}", "--last-call", "60", "--rdzv-id", "fault"]
         words += ["--preload", "torch._dynamo"] * self._preloads
+        words += ["--recover", "in-place", "--failure-policy", "user-exception=heal"] * self.in_place
         words += [*case.options, TRAIN, str(self.shared), "--wrap", case.wrap, "--backend", case.backend]
         words += ["--loaders", str(case.loaders), "--device", case.device, *case.script_options]
+        words += ["--in-place"] * self.in_place
         if case.fault:
             words += ["--fault", case.fault, "--guilty", *map(str, case.commits)]
         return words + ["--survives"] * (case.kind is Kind.INNOCENT or case.fault.endswith("@end"))
@@ -266,4 +279,11 @@ class Stage:
             at = self._noted(name)
             took[name] = None if began is None or at is None else at - began
         found = verdict_of(node.stderr() for node in self.nodes)
-        return Played(self.case, found, took["met"], took["again"], told=self.stderr()[-2000:])
+        seen = {"in_place": self.in_place, "kept": self._kept(), "told": self.stderr()[-2000:]}
+        return Played(self.case, found, took["met"], took["again"], **seen)
+
+    def _kept(self) -> frozenset[int]:
+        """Those that had come to the moment of the fault, and trained again as the same process."""
+        again = {path.read_text() for path in self.shared.glob("trains-*")}
+        reached = {path.name.rpartition("-")[2]: path.read_text() for path in self.shared.glob("reached-*")}
+        return frozenset(int(rank) for rank, pid in reached.items() if pid in again)

@@ -1,6 +1,6 @@
 """Reads and writes the table of fault cases in docs/faults.md.
 
-A run of single cases replaces their rows and keeps the other rows.
+A row has cells of the play with restarts, and cells of the play in place. A run replaces the cells of what it played.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _TITLES = {
     Kind.INNOCENT: "No failure: the launcher must not act",
 }
 _HEAD = (
-    "| case | setting | fault | verdict | correct | first collective | first step |\n"
-    "|---|---|---|---|---|---:|---:|"
+    "| case | setting | fault | verdict | correct | first collective | first step "
+    "| in place: correct | processes kept | first step |\n"
+    "|---|---|---|---|---|---:|---:|---|---|---:|"
 )
 _VERDICT_CHARS = 320
+_CELLS, _OF_RESTART, _IN_PLACE = 10, slice(3, 7), slice(7, 10)
 _ROW = re.compile(
-    r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", re.MULTILINE
+    r"^\| `" + r" \| ".join([r"([^`|]+)`", *[r"([^|]*)"] * (_CELLS - 1)]) + r" \|$", re.MULTILINE
 )
 _YES, _NO, _WRONGED, _SKIPPED = "yes", "no", "no: wrong rank", "skipped"
 _LATE = " (late)"
@@ -53,12 +55,11 @@ def in_order(cases: Iterable[Case]) -> list[Case]:
 
 def write(found: Sequence[Played], cases: Sequence[Case], machine: str) -> None:
     page = PAGE.read_text()
-    rows = {match[1]: match[0] for match in _ROW.finditer(page)} | {
-        each.case.name: row(each) for each in found
-    }
+    known = {match[1]: match[0] for match in _ROW.finditer(page)}
     before, _, rest = page.partition(_BEGIN)
     after = rest.partition(_END)[2]
-    PAGE.write_text(f"{before}{_BEGIN}{_table(rows, cases)}\n\nMachine: {machine}.\n{_END}{after}")
+    table = _table({_name(line): line for line in rows(found, known.values())}, cases)
+    PAGE.write_text(f"{before}{_BEGIN}{table}\n\nMachine: {machine}.\n{_END}{after}")
 
 
 def _table(rows: Mapping[str, str], cases: Sequence[Case]) -> str:
@@ -72,22 +73,57 @@ def _table(rows: Mapping[str, str], cases: Sequence[Case]) -> str:
 
 
 def summary(rows: Iterable[str]) -> str:
-    cells = [match for line in rows if (match := _ROW.match(line)) and match[4] != _SKIPPED]
-    right = sum(match[4] == _YES for match in cells)
-    wronged = sum(match[4] == _WRONGED for match in cells)
-    late = sum(match[5].endswith(_LATE) for match in cells)
+    cells = [match for line in rows if (match := _ROW.match(line)) and match[5] != _SKIPPED]
+    return f"{_of_restarts(cells)} {_in_place(cells)} Hang timeout: {HANG_TIMEOUT_S:g} s."
+
+
+def _of_restarts(cells: Sequence[re.Match[str]]) -> str:
+    played = [match for match in cells if match[5]]
+    right = sum(match[5] == _YES for match in played)
+    wronged = sum(match[5] == _WRONGED for match in played)
+    late = sum(match[6].endswith(_LATE) for match in played)
     return (
-        f"{len(cells)} cases: {right} correct verdicts ({100 * right / max(1, len(cells)):.1f} %), "
-        f"{wronged} wrong ranks named with certainty, {late} recoveries over the time limit. "
-        f"Hang timeout: {HANG_TIMEOUT_S:g} s."
+        f"{len(played)} cases: {right} correct verdicts ({100 * right / max(1, len(played)):.1f} %), "
+        f"{wronged} wrong ranks named with certainty, {late} recoveries over the time limit."
     )
 
 
-def row(played: Played) -> str:
-    case = played.case
-    said = what_was_said(played)
-    met = _s(played.took_s) + (_LATE if played.is_right and not played.is_in_time else "")
-    cells = (f"`{case.name}`", case.where, case.injected, said, judged(played), met, _s(played.step_s))
+def _in_place(cells: Sequence[re.Match[str]]) -> str:
+    played = [match for match in cells if match[8] not in ("", _SKIPPED)]
+    right = sum(match[8] == _YES for match in played)
+    kept = [tuple(map(int, match[9].split(" of "))) for match in played if match[9]]
+    whole = sum(one == of for one, of in kept)
+    return (
+        f"In place: {len(played)} cases, {right} correct verdicts, {sum(match[8] == _WRONGED for match in played)} "
+        f"wrong ranks named with certainty; all survivors kept their processes in {whole} cases."
+    )
+
+
+def rows(found: Iterable[Played], older: Iterable[str] = ()) -> list[str]:
+    """One for each case."""
+    rows = {_name(line): line for line in older}
+    for played in found:
+        rows[played.case.name] = _row(played, rows.get(played.case.name))
+    return list(rows.values())
+
+
+def _name(line: str) -> str:
+    match = _ROW.match(line)
+    assert match is not None, line
+    return match[1]
+
+
+def _row(played: Played, older: str | None) -> str:
+    match = _ROW.match(older) if older is not None else None
+    cells = [""] * _CELLS if match is None else [f"`{match[1]}`", *match.groups()[1:]]
+    cells[:3] = f"`{played.case.name}`", played.case.where, played.case.injected
+    if played.in_place:
+        kept, of = len(played.kept & played.case.survivors), len(played.case.survivors)
+        cells[_IN_PLACE] = judged(played), "" if played.skipped else f"{kept} of {of}", _s(played.step_s)
+        cells[3] = cells[3] or what_was_said(played)
+    else:
+        met = _s(played.took_s) + (_LATE if played.is_right and not played.is_in_time else "")
+        cells[_OF_RESTART] = what_was_said(played), judged(played), met, _s(played.step_s)
     return f"| {' | '.join(cells)} |"
 
 

@@ -43,6 +43,7 @@ NCCL = (
         _PORT,
         "checkpoint",
         commits=(0, 1, 2),
+        heals=False,  # it makes a State of its own
     ),
     nccl(
         "nccl-port-group",
@@ -88,6 +89,7 @@ NCCL = (
         "a rank sleeps until the waiting calls of the others time out",
         "nccl_sleeps",
         "rank 1 .*sleeping",
+        heals=False,  # their calls raise the error of a lost peer, and nobody has ended who could be asked
         env=(("TORCH_NCCL_BLOCKING_WAIT", "1"),),
         script_options=_TIMEOUT,
         bound_s=3.0,
@@ -196,6 +198,7 @@ NCCL = (
         "nccl_init_fails",
         "no socket interface",
         "start",
+        keeps=False,  # the others are in the middle of the creation of theirs
     ),
     nccl(
         "nccl-other-op",

@@ -10,6 +10,7 @@ from fault_case import Case, Kind
 from lab_job import PORT, environment
 from lab_network import Lab
 from launched import eventually
+from verdicts import verdict_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +42,7 @@ NETWORKS = (
         "all_reduce",
         blamed=None,
         certain=False,
+        keeps=False,  # the agents do not know which of the two is cut off
     ),
     network("power-off", "a node loses power", "power_off", "node1 was lost", kind=Kind.NODE),
     network(
@@ -100,7 +102,7 @@ def cut_link(stage: Stage) -> None:
     lab = _lab(stage)
     lab.shape(*lab.hosts[:2], up=False)
     try:
-        eventually(lambda: "; restarting" in stage.stderr(), _PATIENCE_S, "a verdict was given")
+        eventually(lambda: verdict_of([stage.stderr()]) is not None, _PATIENCE_S, "a verdict was given")
     finally:
         lab.heal()
 

@@ -1,4 +1,4 @@
-"""All cases, several at a time: `python tests/faults/suite.py [NAME ...] [--jobs N] [--write-docs]`."""
+"""All cases, several at a time: `python tests/faults/suite.py [NAME ...] [--jobs N] [--recover HOW] [--write-docs]`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ sys.path[:0] = [str(_ROOT / "tests" / folder) for folder in ("shell", "lab")] + 
 
 import fault_table  # noqa: E402
 from deaths import DEATHS  # noqa: E402
-from fault_play import JOBS_AT_ONCE, Played, play  # noqa: E402
+from fault_play import JOBS_AT_ONCE, LENIENT, Played, play  # noqa: E402
 from hangs import HANGS  # noqa: E402
 from nccl_cases import NCCL  # noqa: E402
 from networks import NETWORKS  # noqa: E402
 from nodes import NODES  # noqa: E402
 
 CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS, *NCCL)
+HOW = {"restart": False, "in-place": True}
 # Those that `make test` plays: one of each sort. `make nightly` plays the others, `make faults` all of them.
 QUICK = frozenset(
     """
@@ -31,11 +32,24 @@ QUICK = frozenset(
     nccl-port nccl-timeout nccl-illegal-access
     """.split()
 )
+QUICK_IN_PLACE = frozenset("exception-ours-shm killed-rank-0 nccl-port-two-nodes".split())
 
 
 def _show(played: Played) -> None:
-    mark = "skip" if played.skipped else "ok" if played.is_right and played.is_in_time else "WRONG"
-    print(mark, played.case.name, played.took_s, played.step_s, played.verdict, flush=True)
+    in_time = played.is_in_time or played.in_place  # the limits are those of restarts
+    good = played.is_right and in_time and (played.keeps_survivors or not played.in_place)
+    mark = "skip" if played.skipped else "ok" if good else "WRONG"
+    how = "in place" if played.in_place else "restart"
+    print(
+        mark,
+        played.case.name,
+        how,
+        sorted(played.kept),
+        played.took_s,
+        played.step_s,
+        played.verdict,
+        flush=True,
+    )
     if mark == "WRONG":
         print(played, flush=True)
 
@@ -45,6 +59,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of cases; default: all")
     parser.add_argument("--part", metavar="N/OF", help="every OFth case, beginning with the Nth")
     parser.add_argument("--jobs", type=int, default=JOBS_AT_ONCE)
+    parser.add_argument("--recover", choices=[*HOW, "both"], default="both", help="default: both, in turns")
     parser.add_argument("--write-docs", action="store_true", help="put what was found into docs/faults.md")
     asked = parser.parse_args()
     from shown import machine  # of bench, which is on the path of this script alone
@@ -53,14 +68,18 @@ def main() -> None:
     if asked.part:
         number, of = map(int, asked.part.split("/"))
         chosen = chosen[number - 1 :: of]
+    ways = [HOW[asked.recover]] if asked.recover in HOW else list(HOW.values())
+    plays = [(case, way) for case in chosen for way in ways if case.is_played_in_place or not way]
     found = []
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for played in pool.map(play, chosen):
+        for played in pool.map(
+            lambda each: play(each[0], LENIENT if each[1] else 1.0, in_place=each[1]), plays
+        ):
             _show(played)
             found.append(played)
             if asked.write_docs:
                 fault_table.write([played], CASES, machine())
-    print(fault_table.summary(map(fault_table.row, found)))
+    print(fault_table.summary(fault_table.rows(found)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import fault_table
 import pytest
 from fault_play import LENIENT
-from suite import CASES, QUICK
+from suite import CASES, QUICK, QUICK_IN_PLACE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -23,6 +23,13 @@ _RIGHT_SHARE = 0.95
 _EACH = [
     pytest.param(case, id=case.name, marks=[] if case.name in QUICK else [pytest.mark.nightly])
     for case in CASES
+]
+
+
+_IN_PLACE = [
+    pytest.param(case, id=case.name, marks=[] if case.name in QUICK_IN_PLACE else [pytest.mark.nightly])
+    for case in CASES
+    if case.is_played_in_place
 ]
 
 
@@ -42,6 +49,16 @@ def test_a_fault(case: Case, plays: Plays) -> None:
     assert played.is_within(case.may_take_s * slowness()), str(played)
 
 
+@pytest.mark.parametrize("case", _IN_PLACE)
+def test_a_fault_in_place(case: Case, plays_in_place: Plays) -> None:
+    played = plays_in_place[case.name].result()
+    if played.skipped:
+        pytest.skip(played.skipped)
+    assert not played.blames_an_innocent, str(played)
+    assert played.is_right, str(played)
+    assert played.keeps_survivors or not case.keeps, str(played)
+
+
 def slowness() -> float:
     """Tests share their machine. What a quiet one needs is shown by `make faults`, which allows no more than that."""
     return max(LENIENT, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
@@ -54,7 +71,7 @@ def test_all_verdicts_together(plays: Plays) -> None:
         pytest.skip("no case was chosen")
     assert not [str(found) for found in played if found.blames_an_innocent]
     assert sum(found.is_right for found in played) >= _RIGHT_SHARE * len(played), fault_table.summary(
-        map(fault_table.row, played)
+        fault_table.rows(played)
     )
 
 

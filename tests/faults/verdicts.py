@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from fault_case import Case
 
-_RESTART = re.compile(r"ddp-launch: (.*?); (?:\S+ is excluded: .*?; )?(?:restarting|continuing|waiting) .*")
+_RESTART = re.compile(
+    r"ddp-launch: (.*?); (?:\S+ is excluded: .*?; )?(?:not in place: .*?; )?"
+    r"(?:restarting|continuing|waiting|healing) .*"
+)
 _OF_RANK = re.compile(r"rank (\d+) on \S+: ")
 _ALSO = re.compile(r"; the same for (ranks? [-\d, and]+)$")
 _CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost the connection to its peers$")

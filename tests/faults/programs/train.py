@@ -2,14 +2,16 @@
 
     train.py FOLDER [--fault NAME@PLACE] [--guilty RANK ...] [--wrap torch|ours|plain]
                     [--backend gloo|shm|nccl_like] [--timeout S] [--loaders N] [--survives] [--handles-sigterm]
-                    [--device cpu|cuda]
+                    [--device cpu|cuda] [--in-place]
 
 Every step takes data, goes forward, backward, through the optimizer, sums a figure over all ranks (`tally`) and now
 and then writes a checkpoint. The guilty ranks commit the fault at step 20, at its place (see faults.py). A fault from
-outside needs none here: the ranks tell who they are at the same step. The generation after it takes three steps.
+outside needs none here: the ranks tell who they are at the same step. The generation after it takes three steps. With
+--in-place the loop runs inside `State.run` of ddp.elastic, and survivors go on there with their processes.
 
     FOLDER/reached-RANK      the pid of a rank that has come to step 20 of the first generation
     FOLDER/injected-RANK     when the fault began there, by the monotonic clock of this machine
+    FOLDER/trains-RANK       the pid of a rank of a later generation
     FOLDER/met               when all ranks of a later generation had agreed where to go on
     FOLDER/again             when they had done a step
     FOLDER/survived          the first generation came to its own end, as it should with --survives
@@ -24,7 +26,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import device_faults
 import faults
@@ -32,6 +34,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NCCL_LIKE = str(Path(__file__).parents[2] / "nccl")  # tests/nccl, whose package nccl_like is a backend
 AT_STEP = 20  # by then every rank has passed for one that trains, with an optimizer of torch or without
@@ -47,14 +52,24 @@ class Scene:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.folder = Path(asked.folder)
-        self.generation = int(os.environ["DDP_GENERATION"])
-        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.step = 0
         self.pairs: list[Any] = []  # groups that a fault of order needs
         name, _, self.place = asked.fault.partition("@")
         guilty = self.generation == 1 and self.rank in asked.guilty
         self.fault = fault_named(name) if name and guilty else None
         self.device = torch.device("cpu")
+
+    @property
+    def generation(self) -> int:
+        return int(os.environ["DDP_GENERATION"])  # a rank that is healed goes on in the next one
+
+    @property
+    def rank(self) -> int:
+        return int(os.environ["RANK"])
+
+    @property
+    def world_size(self) -> int:
+        return int(os.environ["WORLD_SIZE"])
 
     def at(self, place: str) -> bool:
         """True where the fault stood in for what is usually done there."""
@@ -137,6 +152,8 @@ class Descent:
 
 def meet(scene: Scene) -> None:
     """Where to go on: the newest checkpoint that all can read."""
+    if scene.generation > 1:
+        scene.note(f"trains-{scene.rank}", str(os.getpid()))
     newest = torch.zeros(1, device=scene.device)
     dist.all_reduce(newest, dist.ReduceOp.MIN)
     newest.tolist()
@@ -144,11 +161,32 @@ def meet(scene: Scene) -> None:
         scene.note("met", str(time.monotonic()))
 
 
-def train(scene: Scene, asked: argparse.Namespace) -> None:
+def made(scene: Scene, asked: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model and its optimizer."""
     torch.manual_seed(0)
     model = wrapped(Model(scene).to(scene.device), asked.wrap)
-    plain = asked.wrap == "plain"
-    optimizer = Descent(model) if plain else torch.optim.SGD(model.parameters(), lr=1e-3)
+    return model, Descent(model) if asked.wrap == "plain" else torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def train_in_place(scene: Scene, asked: argparse.Namespace) -> None:
+    from ddp import elastic
+
+    model, optimizer = made(scene, asked)
+    kept = {"model": model} | ({} if asked.wrap == "plain" else {"optimizer": optimizer})
+    state = elastic.State(**kept)
+
+    def attempt() -> None:
+        meet(scene)
+        train(scene, asked, model, optimizer, state.commit)
+
+    state.run(attempt)
+    state.close()
+
+
+def train(
+    scene: Scene, asked: argparse.Namespace, model: nn.Module, optimizer: Any, commit: Callable[[], None]
+) -> None:
+    scene.step = 0
     figure = torch.zeros(4, device=scene.device)
     last = STEPS_AGAIN if scene.generation > 1 else AT_STEP + STEPS_OF_SURVIVORS if asked.survives else 10**9
     for inputs, targets in DataLoader(Samples(scene), batch_size=BATCH, num_workers=asked.loaders):
@@ -164,6 +202,7 @@ def train(scene: Scene, asked: argparse.Namespace) -> None:
         optimizer.step()
         figure[0] = loss.detach()
         any(map(scene.at, ("tally", "two groups", "pairs"))) or dist.all_reduce(figure)
+        commit()
         figure.tolist()  # shown, as scripts do: on an accelerator the rank waits here for what it has begun
         if scene.rank == 0 and scene.generation > 1 and scene.step == 1:
             scene.note("again", str(time.monotonic()))
@@ -199,6 +238,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--timeout", type=float, default=0.0, help="of the process group")
     parser.add_argument("--handles-sigterm", action="store_true")
+    parser.add_argument("--in-place", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.backend == "nccl_like":
@@ -218,12 +258,16 @@ def main() -> None:
         assert ddp.shm.register(), "the compiled core is not there"
     timeout = timedelta(seconds=asked.timeout) if asked.timeout else None
     dist.init_process_group(asked.backend, timeout=timeout)
-    meet(scene)
+    if not asked.in_place:
+        meet(scene)
     if scene.place == "two groups":
         scene.pairs = [dist.new_group(), dist.new_group()]
     elif scene.place == "pairs":
         scene.pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
-    train(scene, asked)
+    if asked.in_place:
+        train_in_place(scene, asked)
+    else:
+        train(scene, asked, *made(scene, asked), lambda: None)
     dist.barrier()
     scene.at("end")
     if scene.rank == 0 and scene.generation == 1:
