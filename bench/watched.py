@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 RANK_SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks")
 _PR_SET_CHILD_SUBREAPER = 36
 _SHOWN_OUTPUT = 2000
+_LOOK_EVERY_MS = 1
 
 
 class RunFailed(Exception):
@@ -115,6 +116,15 @@ class WatchedRun:
                 raise Hung(f"not done after {self._timeout_s:g} s\n{self._output()}")
             for fd, _events in self._poll.poll(left * 1000):
                 self._take(fd)
+
+    def says(self, words: str) -> float:
+        """Follow the run until its output has these words; when they came."""
+        while words not in self._output():
+            if self.pid in self.ended or time.monotonic() > self.started + self._timeout_s:
+                raise RunFailed(f"it does not say {words!r}\n{self._output()}")
+            for fd, _events in self._poll.poll(_LOOK_EVERY_MS):
+                self._take(fd)
+        return time.monotonic()
 
     def open_gate(self, ranks: int) -> None:
         os.write(self._gate, b"g" * ranks)

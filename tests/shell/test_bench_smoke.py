@@ -179,6 +179,20 @@ def test_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_silent(tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text("<!-- silent:begin -->\n<!-- silent:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "silent.py"), "--rounds", "1"]
+    command += ["--json", str(figures), "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(figures.read_text())["taken"]
+    assert all(0 < seconds < 60 for of_how in taken.values() for seconds in of_how)
+    assert [len(of_how) for of_how in taken.values()] == [1, 1], done.stderr
+    assert "| `--recover in-place` |" in page.read_text()
+
+
+@pytest.mark.nightly
 def test_hierarchical(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- hierarchical:begin -->\n<!-- hierarchical:end -->\n")
