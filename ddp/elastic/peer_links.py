@@ -67,8 +67,8 @@ class Server:
         self._open: set[socket.socket] | None = set()  # None: stopped
         self._pid = os.getpid()
 
-    def start(self, handler: Answering) -> None:
-        self._answering = handler
+    def start(self, answering: Answering) -> None:
+        self._answering = answering
         threading.Thread(target=self._accept, name="ddp-peers", daemon=True).start()
 
     def stop(self) -> None:

@@ -89,9 +89,20 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         env["TORCHELASTIC_TIMER_FILE"] = timer_file(place.scratch, environ)
     if spec.logical_world:
         env["DDP_LOGICAL_WORLD"] = str(spec.logical_world)
+    if spec.redundancy:
+        env["DDP_REDUNDANCY"] = spec.redundancy
+    if unit := _unit(spec, environ):
+        env["DDP_TOPOLOGY"] = unit
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
     return env
+
+
+def _unit(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
+    """Where the node is, for ranks that keep state for others; the NVLink domain is not a unit that fails together."""
+    if spec.topology == "slurm":
+        return "/".join(environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")[:-1])
+    return spec.topology if spec.topology != "nvlink" else ""
 
 
 def continued_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:

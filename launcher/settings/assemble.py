@@ -163,6 +163,7 @@ def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
         "preflight_paths": settings["preflight_paths"] or (),
         "topology": settings["topology"] or "",
         "logical_world": settings["logical_world"] or 0,
+        "redundancy": settings["redundancy"] or "",
         "gpu_order": settings["gpu_order"],
         "health_address": settings["health_port"],
         "health_sources": settings["health_source"] or (),

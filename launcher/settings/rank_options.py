@@ -47,6 +47,15 @@ RANKS = (
         "bits in worlds of every size up to N; the ranks get the number in DDP_LOGICAL_WORLD",
     ),
     _ours(
+        "--redundancy",
+        "CODE",
+        None,
+        values.redundancy,
+        "what other nodes keep in memory of a State of ddp.elastic that is in shards: copies:N, code:K+M (any M nodes "
+        "of a group can be lost at once), auto or none, the default. A script can override it with "
+        "State(redundancy=...); the ranks get it in DDP_REDUNDANCY",
+    ),
+    _ours(
         "--trace-collectives",
         "on|off",
         "on",

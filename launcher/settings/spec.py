@@ -128,6 +128,7 @@ class LaunchSpec:
     warm_dir: str = ""  # of its pool; empty: the usual place
     rank_timers: bool = False  # torch.distributed.elastic.timer
     logical_world: int = 0  # logical ranks of ddp.elastic.LogicalWorld; 0: as many as ranks
+    redundancy: str = ""  # what other nodes keep of commits of ddp.elastic
     preflight: str = "quick"  # off, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory
     trace_collectives: bool = True

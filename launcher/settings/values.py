@@ -23,6 +23,7 @@ MAX_RANKS_PER_NODE = 4096
 MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86400.0
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
+_MOST_IN_A_GROUP = 256  # nodes; ddp/elastic/erasure_code.py
 _SHOWN = 80  # characters; a message truncates a longer value
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_FORM = ("a number of seconds or a number with a unit (ms, s, m, h, d)", "5m")
@@ -117,6 +118,18 @@ def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
     if number > most:
         raise BadValue(f"above the maximum {most}", f"a number from {least} to {most}", str(least))
     return number
+
+
+def redundancy(value: str) -> str:
+    """none, auto, copies:N or code:K+M: what the ranks accept in DDP_REDUNDANCY."""
+    found = re.fullmatch(r"none|auto|copies:([1-9]\d{0,2})|code:([1-9]\d{0,2})\+([1-9]\d{0,2})", value)
+    form = ("none, auto, copies:N or code:K+M with numbers from 1", "code:6+2")
+    if found is None:
+        raise BadValue("not a redundancy", *form)
+    copies, k, m = (int(each or 0) for each in found.groups())
+    if max(copies + 1, k + m) > _MOST_IN_A_GROUP:
+        raise BadValue(f"a group has at most {_MOST_IN_A_GROUP} nodes", *form)
+    return value
 
 
 def nnodes(value: str) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import pytest
 from ddp.elastic import redundancy
 from ddp.elastic.redundancy import Code, Redundancy
 from ddp.elastic.stripes import Place, chunk_bytes, chunk_range, layout, weak_domains
+from launcher.settings import values
 
 
 def places(nodes: int, ranks: int = 1, domains: int = 0) -> list[Place]:
@@ -145,3 +146,19 @@ def test_one_node_has_no_other() -> None:
     code, message = redundancy.fitting(Redundancy(Code(1, 1)), 1)
     assert code is None
     assert "resumes from disk" in message
+
+
+GOOD = ("none", "auto", "copies:1", "copies:255", "code:6+2", "code:254+2")
+BAD = ("copies", "code:6", "code:0+2", "code:2+0", "copies:0", "copies:256", "code:250+7", "x")
+
+
+@pytest.mark.parametrize("text", GOOD + BAD)
+def test_launcher_and_ranks_accept_the_same_texts(text: str) -> None:
+    if text in GOOD:
+        redundancy.parse(text)
+        assert values.redundancy(text) == text
+    else:
+        with pytest.raises(ValueError, match="redundancy"):
+            redundancy.parse(text)
+        with pytest.raises(values.BadValue):
+            values.redundancy(text)

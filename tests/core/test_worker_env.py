@@ -129,6 +129,16 @@ def test_a_logical_world() -> None:
     assert rank_env(replace(SPEC, logical_world=8), PLACE, {})["DDP_LOGICAL_WORLD"] == "8"
 
 
+def test_the_redundancy_of_commits_and_where_the_node_is() -> None:
+    assert not {"DDP_REDUNDANCY", "DDP_TOPOLOGY"} & set(rank_env(SPEC, PLACE, {}))
+    env = rank_env(replace(SPEC, redundancy="code:6+2", topology="pod1/rack7"), PLACE, {})
+    assert (env["DDP_REDUNDANCY"], env["DDP_TOPOLOGY"]) == ("code:6+2", "pod1/rack7")
+    slurm = {"SLURM_TOPOLOGY_ADDR": "spine1.leaf4.node12"}
+    assert rank_env(replace(SPEC, topology="slurm"), PLACE, slurm)["DDP_TOPOLOGY"] == "spine1/leaf4"
+    assert "DDP_TOPOLOGY" not in rank_env(replace(SPEC, topology="slurm"), PLACE, {})
+    assert "DDP_TOPOLOGY" not in rank_env(replace(SPEC, topology="nvlink"), PLACE, {})
+
+
 def test_a_new_rank_of_a_world_in_place_joins_and_one_that_continues_does_not() -> None:
     in_place = replace(PLACE, assignment=replace(ASSIGNMENT, in_place=True))
     assert rank_env(SPEC, in_place, {}) == rank_env(SPEC, PLACE, {}) | {"DDP_JOINS": "1"}
