@@ -41,7 +41,7 @@ def finish(buffer: memoryview, facts: dict[str, Any], n_bytes: int) -> None:
     text = json.dumps(facts).encode()
     at = data_at(len(facts["sums"]))
     if _PROLOGUE.size + len(text) > at:
-        raise ValueError(f"{len(text)} bytes of facts do not fit")
+        raise OSError(f"{len(text)} bytes of facts do not fit")
     buffer[_PROLOGUE.size : _PROLOGUE.size + len(text)] = text
     buffer[: _PROLOGUE.size] = _PROLOGUE.pack(_MAGIC, _COMPLETE, zlib.crc32(text), len(text), at, n_bytes)
 

@@ -44,7 +44,9 @@ class Protector:
     ) -> None:
         self.links, self._slots, self._store, self._lineage = links, slots, store, lineage
         mine = [each for each in stripes if each.parity[0] == links.rank]
-        self._encoders = [StripeEncoder(each, lineage, store, links, self.wait) for each in mine]
+        self._encoders = [
+            StripeEncoder(each, lineage, store, links, self.wait, self.check_held) for each in mine
+        ]
         self._changed = threading.Condition()
         self._stopped = False
         self._newest: tuple[int, Slot] | None = None
@@ -164,18 +166,27 @@ class Protector:
         return None
 
     def _wait_for_held(self, number: int) -> Slot | None:
+        """Return the slot of a commit when it is held; None: not yet. Rank 0 may have told others of it first."""
         give_up_at = time.monotonic() + _ANSWER_WITHIN_S
         with self._changed:
-            while not self._stopped:
-                if self._held is not None and self._held[0] == number:
-                    return self._held[1]
-                left = give_up_at - time.monotonic()
-                if self._held is not None or self._wish is None or left <= 0:
+            while not self._stopped and (left := give_up_at - time.monotonic()) > 0:
+                if self._held is not None and self._held[0] >= number:
                     break
                 self._changed.wait(left)
-            if self._wish is not None and not self._stopped:
+            if self._held is None or self._held[0] < number:
                 return None
-        raise OSError(f"commit {number} is not held any more")
+            return self._slot_of(number)
+
+    def _slot_of(self, number: int) -> Slot:
+        with self._changed:
+            if self._held is None or self._held[0] != number:
+                raise OSError(f"commit {number} is not held any more")
+            return self._held[1]
+
+    def check_held(self, number: int) -> None:
+        """Raise OSError if this round has ended, or Stopped."""
+        self.wait(0)
+        self._slot_of(number)
 
     def _describe(self, number: int) -> Reply:
         slot = self._wait_for_held(number)
@@ -187,8 +198,8 @@ class Protector:
         return Reply({"image": {name: getattr(fields, name) for name in Protected.__slots__}})
 
     def _read(self, number: int, begin: int, n_bytes: int) -> Reply:
-        slot = self._wait_for_held(number)
-        if slot is None or begin < 0 or begin + n_bytes > len(slot.buffer):
+        slot = self._slot_of(number)
+        if begin < 0 or begin + n_bytes > len(slot.buffer):
             raise OSError(f"commit {number} has no bytes from {begin} to {begin + n_bytes}")
         return Reply({}, slot.buffer[begin : begin + n_bytes], lambda: self._is_held(number))
 

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from ddp.elastic.erasure_code import MOST
+from ddp.telemetry.coded import WrongValue
 
 _FORM = re.compile(r"copies:(\d+)|code:(\d+)\+(\d+)")
 _USE = "use none, auto, copies:N (for example copies:1) or code:K+M (for example code:6+2)"
@@ -48,13 +49,13 @@ def parse(text: str) -> Redundancy | None:
         return Redundancy(None)
     found = _FORM.fullmatch(text)
     if found is None:
-        raise ValueError(f"invalid redundancy {text!r}: {_USE}")
+        raise WrongValue(f"invalid redundancy {text!r}: {_USE}")
     copies, k, m = (int(each) if each else 0 for each in found.groups())
     code = Code(1, copies) if found[1] else Code(k, m)
     if code.k < 1 or code.m < 1:
-        raise ValueError(f"invalid redundancy {text!r}: numbers begin at 1; {_USE}")
+        raise WrongValue(f"invalid redundancy {text!r}: numbers begin at 1; {_USE}")
     if code.n_nodes > MOST:
-        raise ValueError(f"invalid redundancy {text!r}: a group has at most {MOST} nodes")
+        raise WrongValue(f"invalid redundancy {text!r}: a group has at most {MOST} nodes")
     return Redundancy(code)
 
 

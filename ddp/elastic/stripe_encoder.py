@@ -31,13 +31,17 @@ _PAUSE = 2.0  # the time between two pieces, in times of one piece
 
 @dataclass(slots=True)
 class StripeEncoder:
-    """Computes the parity of one stripe, commit after commit. `wait` sleeps, and raises when this rank stops."""
+    """Computes the parity of one stripe, commit after commit.
+
+    `wait` sleeps, and raises when this rank stops; `check_held` raises when this rank gives up the commit.
+    """
 
     stripe: Stripe
     lineage: str
     store: ParityStore
     links: Links
     wait: Callable[[float], None]
+    check_held: Callable[[int], None]
     _peers: dict[int, Peer] = field(default_factory=dict)
     _inputs: list[memoryview] = field(default_factory=list)
     _outputs: list[memoryview] = field(default_factory=list)
@@ -93,7 +97,7 @@ class StripeEncoder:
             answer = {"busy": True}
             while answer.get("busy"):
                 answer = self._peer(rank).ask({"do": "describe", "number": number})
-                self.wait(0)
+                self.check_held(number)
             found.append(Protected(**answer["image"]))  # type: ignore[arg-type]
         return tuple(found)
 

@@ -88,7 +88,7 @@ INTERNAL = {
     "NotUnderstood NotServed Broken Unusable",
     "rendezvous": "BadMessage JobOver BadToken Denied NotAStory LimitReached OwnedByOther StreamAborted NotFound "
     "NotNow SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused",
-    "ddp": "_Unable",
+    "ddp": "_Unable PeerError Stopped",
 }
 
 

@@ -2,7 +2,7 @@
 
 What is to happen comes as JSON in PLAN, by generation: `kill` a rank at a step, before or after or in its commit.
 After that of the step `flush` each rank waits for the disk: in the next step's collectives all know that it is there.
-After the commit of the step `protected` each rank waits until other nodes have what it takes to compute it.
+After the commits of the steps `protected` each rank waits until other nodes have what it takes to compute it.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def train_step(model, optimizer, scheduler, state, ids, batch):
     state.commit(samples=len(ids))
     if PLAN.get("flush") == step:
         state.flush()
-    while step == PLAN.get("protected") and (state.protected_commit or 0) < step:
+    while step in PLAN.get("protected", ()) and (state.protected_commit or 0) < step:
         time.sleep(0.01)
     disturb(step, "after")
 
