@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml setup.py $(wildcard requirements/torch*.txt) 
 
 install-test: $(VENV)/.installed-test
 $(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt tests/system-packages.sh tests/accelerator/emu_build.py $(wildcard tests/accelerator/emu/csrc/*)
-	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'c++?' 'promtool?' 'sshd?' 'slurm?'
+	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'c++?' 'promtool?' 'sshd?' 'slurm?' 'chromium?'
 	@echo "installing what the tests need ..."
 	@$(LOCKED) -r requirements/test.txt
 	@$(BIN)/python tests/accelerator/emu_build.py
@@ -203,6 +203,10 @@ site-version: site
 # docs/options.md is made from the table of options; a test holds the two together.
 options: install
 	$(BIN)/python docs/options.py > docs/options.md
+
+# The screenshots of the page in the README, from simulated jobs.
+screenshots: install-test
+	DDP_SCREENSHOTS=docs/img $(PYTEST) -q tests/web/test_page_in_chromium.py -k screen_reader
 
 # docs/errors.md and docs/errors/ are made from the table of error codes; a test holds them together.
 errors: install

@@ -28,6 +28,7 @@ for wanted in "$@"; do
         slurm) [ -x /usr/sbin/slurmctld ] || need "slurmctld slurmd slurm-client munge" ;;
         arm64) command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null \
             || need "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
+        chromium) command -v chromium >/dev/null || need "chromium fonts-dejavu-core" ;;
         cc) command -v cc >/dev/null && "$python" -c "$header" || need "gcc libc6-dev python3-dev" ;;
         c++) command -v c++ >/dev/null && "$python" -c "$header" || need "g++ python3-dev" ;;
         *) echo "tests/system-packages.sh: unknown: $wanted" >&2; exit 2 ;;

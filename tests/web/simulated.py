@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.access.auth import Gate
-from rendezvous.codec import answer_message, encode, told_in, wanted_in
+from rendezvous.codec import answer_message, encode, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.journal import Note
 from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
@@ -294,40 +294,47 @@ class Simulated:
         return list((await self.call("ListJobs", None)).jobs)
 
 
-@contextlib.contextmanager
-def simulated_page(*jobs: Simulation) -> Iterator[str]:
-    """The URL of a page that shows these jobs, with its token; served by a thread."""
-    ready: list[str] = []
-    started, stop = threading.Event(), threading.Event()
-    failed: list[BaseException] = []
+class Pages:
+    """Pages in a thread; a call gives the URL of another one, because a URL is for one login."""
 
-    async def serve() -> None:
-        behind = Behind(Gate(""), lambda _identity, _peer: Simulated(*jobs), lambda *_: None)
+    def __init__(self, *jobs: Simulation) -> None:
+        self._jobs = jobs
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._pages: list[Page] = []
+        self._thread.start()
+
+    def __call__(self) -> str:
+        return asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
+
+    async def _start(self) -> str:
+        behind = Behind(Gate(""), lambda _identity, _peer: Simulated(*self._jobs), lambda *_: None)
         page = Page(behind)
-        for job in jobs:  # what the page would have recorded
+        self._pages.append(page)
+        for job in self._jobs:  # what the page would have recorded
             for point in _past(job):
                 page.recorder.offer(job.job, point)
-        ready.append(await page.start("127.0.0.1", 0))
-        started.set()
-        await asyncio.to_thread(stop.wait)
-        await page.close()
+        return await page.start("127.0.0.1", 0)
 
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            failed.append(error)
-            started.set()
+    async def _end(self) -> None:
+        for page in self._pages:
+            await page.close()
+        await self._loop.shutdown_default_executor()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert started.wait(60)
-    assert not failed, failed
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(60)
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def simulated_page(*jobs: Simulation) -> Iterator[Pages]:
+    pages = Pages(*jobs)
     try:
-        yield ready[0]
+        yield pages
     finally:
-        stop.set()
-        thread.join(60)
+        pages.close()
 
 
 def _past(job: Simulation) -> Iterator[Any]:
@@ -337,6 +344,3 @@ def _past(job: Simulation) -> Iterator[Any]:
         whole = JobTime(job.ranks, TimeSpent(*(job.ranks * each for each in _values(job.spent(at)))))
         yield recorder.point_of(at, job.generation(at), whole, ranks)
         at += 5.0
-
-
-__all__ = ["Simulated", "Simulation", "simulated_page", "told_in"]

@@ -32,6 +32,17 @@ export function get(path, query = {}, options = {}) {
   return call(`api/${path}${words ? "?" : ""}${words}`, options);
 }
 
+// Raises a `Problem` if a stream cannot be opened.
+export async function probe(path) {
+  const stop = new AbortController();
+  try {
+    const answer = await fetch(`api/${path}`, { credentials: "same-origin", signal: stop.signal });
+    if (!answer.ok) throw new Problem(answer.status, (await answer.json()).problem);
+  } finally {
+    stop.abort();
+  }
+}
+
 export function post(path, body, options = {}) {
   const headers = { "content-type": "application/json", "x-ddp-csrf": session?.csrf || "" };
   return call(`api/${path}`, { method: "POST", headers, body: JSON.stringify(body), ...options });

@@ -38,7 +38,7 @@ export function jobView(main, name, frame) {
   );
   const live = new Live("watch", { job: name }, { ...state.events(), gone: (why) => gone(main, why.reason) }, {
     ...frame,
-    refused: (problem) => (problem.status === 403 ? gone(main, problem.message) : frame.refused(problem)),
+    refused: (problem) => (problem.status === 401 ? frame.refused(problem) : gone(main, problem.message)),
   });
   return () => {
     live.close();

@@ -5,14 +5,15 @@
 //
 // A tab that nobody sees closes its stream after a while: a browser opens at most six connections to a host.
 
-import { get } from "./api.js";
+import { probe } from "./api.js";
 
 const HIDDEN_MS = 20_000;
 const LONGEST_MS = 8_000;
+const FINAL = new Set([401, 403, 404]);
 const SILENT_MS = 35_000; // the service sends something every ten seconds
 
 export class Live {
-  // `events`: a function for each kind. `state` is told "live" or "lost". `refused`: the session has ended, or may not look.
+  // `events`: a function for each kind. `state` is told "live" or "lost". `refused` gets the reason if trying again is of no use.
   constructor(path, query, events, { state = () => {}, refused = () => {} } = {}) {
     Object.assign(this, { path, query, events, state, refused });
     this.last = "";
@@ -52,9 +53,9 @@ export class Live {
     this.state("lost");
     this.timer = setTimeout(async () => {
       try {
-        await get("session");
+        await probe(`${this.path}?${new URLSearchParams(this.query)}`); // an EventSource does not tell the reason
       } catch (problem) {
-        if (problem.status === 401 || problem.status === 403) return this.refused(problem);
+        if (FINAL.has(problem.status)) return this.refused(problem);
       }
       if (!this.closed && !document.hidden) this.open();
     }, this.pause);

@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { fill, h, say } from "./dom.js";
 import { time } from "./format.js";
 
-const MOST_LINES = 1500, BATCH = 300, TAIL = 50, AGAIN_MS = 2000, MANY_NODES = 16;
+const MOST_LINES = 1000, BATCH = 40, TAIL = 50, AGAIN_MS = 2000, MANY_NODES = 16;
 
 export class Logs {
   constructor(state, name) {
@@ -55,7 +55,7 @@ export class Logs {
       try {
         const found = await this.ask();
         if (!isMine()) return;
-        this.add(found.lines);
+        await this.add(found.lines);
         this.places = found.places;
         say(this.words, found.silent.slice(0, 2).join("; "));
         if (!found.more) await pause(this.isWide() || document.hidden ? AGAIN_MS : 100);
@@ -86,13 +86,13 @@ export class Logs {
 
   // A long output is added in parts, so that the browser can do other things between them.
   async add(lines) {
-    for (let n = 0; n < lines.length; n += BATCH) {
-      if (n) await pause(0);
-      const atEnd = this.follow.checked;
-      this.lines.append(...lines.slice(n, n + BATCH).map(row));
-      while (this.lines.childElementCount > MOST_LINES) this.lines.firstChild.remove();
-      if (atEnd) this.box.scrollTop = this.box.scrollHeight;
+    const { run } = this, shown = lines.slice(-MOST_LINES);
+    for (let n = 0; n < shown.length && run === this.run; n += BATCH) {
+      if (n) await nextFrame();
+      this.lines.append(...shown.slice(n, n + BATCH).map(row));
+      for (let more = this.lines.childElementCount - MOST_LINES; more > 0; more--) this.lines.firstChild.remove();
     }
+    if (this.follow.checked) this.box.scrollTop = 1e9;
   }
 
   close() {
@@ -109,6 +109,8 @@ function row(line) {
     line.stream === "stderr" && h("span", { class: "unseen" }, "stderr: "), h("span", { class: "text" }, line.text),
   );
 }
+
+const nextFrame = () => new Promise((done) => setTimeout(() => requestAnimationFrame(done)));
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 

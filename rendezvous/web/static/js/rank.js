@@ -24,8 +24,9 @@ export class RankPanel {
       this.drain,
     );
     this.element = h("section", { class: "card panel", "aria-label": "Selected rank" }, h("header", {}, this.title, this.badge), this.note, this.facts, this.buttons, this.step);
-    state.on("ranks", () => this.show());
-    state.on("job", () => this.show());
+    const show = () => this.show();
+    state.on("ranks", show);
+    state.on("job", show);
     this.show();
   }
 

@@ -37,8 +37,9 @@ export class Ranks {
       h("header", {}, h("h2", {}, "Ranks"), this.turns),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of ranks" }, h("table", { class: "ranks small" }, h("caption", { class: "unseen" }, "Ranks"), h("thead", {}, head), this.body)),
     );
-    state.on("ranks", () => this.show());
-    state.on("job", () => this.show());
+    const show = () => this.show();
+    state.on("ranks", show);
+    state.on("job", show);
   }
 
   sort(event) {

@@ -30,11 +30,12 @@ export class State {
     return {
       snapshot: (all) => {
         this.takeRanks(all.ranks);
-        Object.assign(this, { job: all.job, points: all.points, notes: all.notes });
+        this.takeJob(all.job);
+        Object.assign(this, { points: all.points, notes: all.notes });
         this.note(...KINDS);
       },
       job: (job) => {
-        this.job = job;
+        this.takeJob(job);
         this.note("job");
       },
       ranks: (ranks) => {
@@ -61,20 +62,36 @@ export class State {
     this.summary = summarized(rows, this.column);
   }
 
-  // The node of a rank, by the ranges of ranks of the nodes.
   nodeOf(rank) {
-    return this.job?.where.find((node) => node.first !== null && rank >= node.first && rank < node.first + node.nproc);
+    return this.nodes?.get(rank);
+  }
+
+  takeJob(job) {
+    this.job = job;
+    this.nodes = new Map(); // by rank
+    for (const node of job.where) {
+      if (node.first === null) continue;
+      for (let n = 0; n < node.nproc; n++) this.nodes.set(node.first + n, node);
+    }
   }
 
   note(...kinds) {
     kinds.forEach((kind) => this.changed.add(kind));
     if (this.waiting) return;
-    this.waiting = requestAnimationFrame(() => {
-      this.waiting = null;
-      const kinds = KINDS.filter((kind) => this.changed.has(kind));
-      this.changed.clear();
-      for (const kind of kinds) this.listeners.get(kind).forEach((call) => call(this));
-    });
+    this.waiting = requestAnimationFrame(() => this.tell());
+  }
+
+  // Between two views the browser may do what is due, such as showing what a person types.
+  async tell() {
+    const kinds = KINDS.filter((kind) => this.changed.has(kind));
+    this.changed.clear();
+    const calls = new Set(kinds.flatMap((kind) => this.listeners.get(kind)));
+    for (const call of calls) {
+      call(this);
+      await pause();
+    }
+    this.waiting = null;
+    if (this.changed.size) this.note();
   }
 
   close() {
@@ -82,6 +99,8 @@ export class State {
     this.listeners.forEach((calls) => calls.splice(0));
   }
 }
+
+const pause = () => new Promise((done) => setTimeout(done));
 
 export function median(values) {
   if (!values.length) return 0;

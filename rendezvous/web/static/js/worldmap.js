@@ -66,10 +66,11 @@ export class WorldMap {
     const { state } = this, scale = SCALES[this.scale];
     if (!this.boxes) return;
     const pen = this.canvas.getContext("2d"), ratio = devicePixelRatio || 1;
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.drawImage(this.boxesDrawn(ratio), 0, 0);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, this.width, this.height);
     pen.textBaseline = "middle";
-    this.boxes.forEach((box) => this.drawBox(pen, box));
     for (const cell of this.cells) this.drawCell(pen, cell, scale);
     const legend = scale.legend(state);
     this.drawLegend(legend);
@@ -77,6 +78,19 @@ export class WorldMap {
     const label = `${this.cells.length} ranks on ${this.boxes.length} nodes: ${counts[0]} well, ${counts[1]} slow, ${counts[2]} bad, ` +
       `${counts[3]} not known. Arrow keys select a rank.`;
     if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
+  }
+
+  // Boxes and names of nodes, drawn once for each arrangement and theme: the ranks change, the nodes do not.
+  boxesDrawn(ratio) {
+    const key = `${document.documentElement.dataset.theme} ${this.shape}`;
+    if (this.layerKey === key) return this.layer;
+    this.layerKey = key;
+    this.layer = h("canvas", { width: this.canvas.width, height: this.canvas.height });
+    const pen = this.layer.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.textBaseline = "middle";
+    this.boxes.forEach((box) => this.drawBox(pen, box));
+    return this.layer;
   }
 
   drawBox(pen, box) {
@@ -96,9 +110,13 @@ export class WorldMap {
   drawCell(pen, cell, scale) {
     const row = this.state.byRank.get(cell.rank), { size } = this, inset = size > 9 ? 1 : 0.5;
     pen.fillStyle = row ? scale.paint(row, this.state) : color("line");
-    pen.beginPath();
-    pen.roundRect(cell.x + inset, cell.y + inset, size - 2 * inset, size - 2 * inset, Math.min(6, size / 5));
-    pen.fill();
+    const side = size - 2 * inset;
+    if (size < 20) pen.fillRect(cell.x + inset, cell.y + inset, side, side); // rounded ones take ten times as long
+    else {
+      pen.beginPath();
+      pen.roundRect(cell.x + inset, cell.y + inset, side, side, Math.min(6, size / 5));
+      pen.fill();
+    }
     const level = row && this.state.summary.levels.get(cell.rank).level;
     if (level === BAD && this.scale === "health") this.cross(pen, cell); // not by color alone
     if (size >= 26 && !(level === BAD && this.scale === "health")) {
