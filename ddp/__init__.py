@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ddp.diagnostics.tracing import trace
     from ddp.groups.process_group import Place, init, shutdown
     from ddp.groups.rank_info import InitError
+    from ddp.launching.api import launch
+    from ddp.launching.errors import LaunchError
     from ddp.sharding.sharded_optimizer import ShardedOptimizer
     from ddp.telemetry.comm_error import CommError
     from ddp.telemetry.sections import section, status
@@ -30,6 +32,7 @@ __all__ = [
     "CommError",
     "DistributedDataParallel",
     "InitError",
+    "LaunchError",
     "NumericsError",
     "Place",
     "ShardedOptimizer",
@@ -38,6 +41,7 @@ __all__ = [
     "comm_hooks",
     "elastic",
     "init",
+    "launch",
     "section",
     "shutdown",
     "status",
@@ -50,11 +54,13 @@ _FROM = {
     "CommError": "ddp.telemetry.comm_error",
     "DistributedDataParallel": "ddp.wrapper",
     "InitError": "ddp.groups.rank_info",
+    "LaunchError": "ddp.launching.errors",
     "NumericsError": "ddp.diagnostics.numerics",
     "Place": "ddp.groups.process_group",
     "ShardedOptimizer": "ddp.sharding.sharded_optimizer",
     "check_numerics": "ddp.diagnostics.numerics",
     "init": "ddp.groups.process_group",
+    "launch": "ddp.launching.api",
     "section": "ddp.telemetry.sections",
     "shutdown": "ddp.groups.process_group",
     "status": "ddp.telemetry.sections",

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher import ending_file
 from launcher.hosts import ssh_control
 from launcher.machine import devices
 from launcher.settings import checks
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             return _run_doctor(line, os.environ)
         return _launch(line, os.environ, ssh_control.start_control(os.environ))
     except UsageError as error:
+        ending_file.leave(error.exit_code, str(error), error.code)
         _print_message("error", with_code(str(error), error.code))
         return error.exit_code
 

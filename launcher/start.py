@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from launcher import ending_file
 from launcher.ranks.gpu_order import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
@@ -38,6 +39,7 @@ def run_agent(spec: LaunchSpec) -> int:
             "and the free memory"
         )
         _print_message(with_code(problem, Code.CANNOT_START_RANKS))
+        ending_file.leave(TRY_AGAIN, problem, Code.CANNOT_START_RANKS)
         return TRY_AGAIN
     starter.permit_open_files()
     # Imports make thousands of objects that stay: to look for garbage among them takes a tenth of their time.

@@ -14,9 +14,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from launcher import ending_file
 from launcher.output import frames
 from launcher.output.lines import is_colored, printable
 from rendezvous.values.error_codes import with_code
+from rendezvous.values.outcome_codes import code_of_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +98,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time
         reason = with_code(finish.reason, finish.code) if finish.code else finish.reason
         said = "\n".join(map(printable, reason.split("\n")))
         logs = f"; {story.logs_are_in(_place(spec, folder))}" if folder.has_logs() else ""
+        ending_file.leave(finish.exit_code, finish.reason, finish.code)
         _say_last(spec, f"ddp-launch: {said}{logs}", "agent")
     elif not finish.outcome.succeeded:
         _tell_of_failure(spec, folder, finish.outcome)
@@ -112,6 +115,7 @@ def _tell_of_failure(spec: LaunchSpec, folder: LogFolder, outcome: Outcome) -> N
 
     budget = str(spec.budget)
     summary = story.outcome_json(outcome, log_dir=folder.path, budget=budget)
+    ending_file.leave(outcome.exit_code, outcome.reason, code_of_outcome(outcome), summary)
     try:
         write_outcome(os.path.join(folder.path, "failure.json"), summary)
     except OSError as error:

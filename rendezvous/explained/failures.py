@@ -1,4 +1,4 @@
-"""Codes 5: why a job failed."""
+"""Codes 5 and 6: why a job failed, and errors of ddp.launch."""
 
 from __future__ import annotations
 
@@ -119,5 +119,35 @@ ENTRIES = (
         ("`ddpctl why JOB` shows what was decided, and when.",),
         "the job failed: internal error of the service",
         "operations",
+    ),
+    Entry(
+        Code.LAUNCH_ARGUMENT_INVALID,
+        "An argument of `ddp.launch` is invalid.",
+        (
+            "The first argument is not a function.",
+            "The option makes no sense for a function, for example module or hosts.",
+            "The call is in a rank of a job, perhaps in a module that the function imports.",
+        ),
+        ("Pass the function itself. Write options with underscores: max_restarts=3.",),
+        "LaunchError: ddp.launch needs a function, not NoneType. Pass train, not train()",
+        "launch",
+    ),
+    Entry(
+        Code.CANNOT_PICKLE,
+        "The function, its arguments or its result cannot be sent between processes.",
+        (
+            "It refers to something that only exists in this process: a lock, an open file, a socket, a CUDA tensor.",
+        ),
+        ("Create such objects inside the function. Return plain values or tensors on the CPU.",),
+        "LaunchError: cannot send train and its arguments to the ranks: cannot pickle '_thread.lock' object",
+        "launch",
+    ),
+    Entry(
+        Code.RESULT_UNREADABLE,
+        "A rank has ended well, but its result cannot be read.",
+        ("A rank has called os._exit, or the disk for temporary files was full.",),
+        ("Let the function return. Set TMPDIR to a folder with enough space.",),
+        "LaunchError: the job has ended well, but a rank has left no result.",
+        "launch",
     ),
 )

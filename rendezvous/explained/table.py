@@ -13,6 +13,7 @@ AREAS = {
     "3": "Running the service",
     "4": "Starting ranks on a node",
     "5": "Why a job failed",
+    "6": "ddp.launch",
     "7": "The library ddp: groups and gradients",
     "8": "The library ddp: elastic state and checkpoints",
 }

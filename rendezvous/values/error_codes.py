@@ -82,6 +82,10 @@ class Code(StrEnum):
     ONLY_CONSEQUENCES = "DDP-5009"
     ENDED_ON_REQUEST = "DDP-5010"
     JOB_FAILED = "DDP-5011"
+    # 6: ddp.launch
+    LAUNCH_ARGUMENT_INVALID = "DDP-6001"
+    CANNOT_PICKLE = "DDP-6002"
+    RESULT_UNREADABLE = "DDP-6003"
     # 7: the library ddp: groups and gradients
     COMMUNICATION_FAILED = "DDP-7001"
     CANNOT_FORM_GROUP = "DDP-7002"

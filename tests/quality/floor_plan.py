@@ -65,6 +65,7 @@ CORE = {
     },
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
+        *within("launching", "command_line errors"),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         *within(
             "elastic",
@@ -79,7 +80,7 @@ CORE = {
 SHELL = {
     "launcher": {
         *(
-            "__init__ __main__ about agent cli completion isolation manual preflight start status template "
+            "__init__ __main__ about agent cli completion ending_file isolation manual preflight start status template "
             "user_messages warm_pool wiring"
         ).split(),
         *("daemon_threads background_tasks error_boundary job_page stop_requests").split(),
@@ -130,7 +131,8 @@ SHELL = {
         *within("web", "application asking callers extra feed files guarding logins recorder server views"),
     },
     "ddp": {
-        *"__init__ averaging comm_hooks elastic shm wrapper".split(),
+        *"__init__ averaging comm_hooks elastic launching shm wrapper".split(),
+        *within("launching", "api parcels process rank"),
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
@@ -168,7 +170,7 @@ CORE_AND_SHELL = (
         "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
     )
     | within("rendezvous", "access client control diagnosing explained rounds service submit values web")
-    | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
+    | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
 )
 
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
@@ -182,12 +184,13 @@ ROOMS = {
         "machine": {"template"},
         "sources": {"machine"},
         "error_boundary": set(),
+        "ending_file": set(),
         "daemon_threads": set(),
         "stop_requests": {"exchange"},
         "joining": {"settings"},
         "output": {"settings", "template"},
         "supervised": {"exchange"},
-        "failure": {"exchange", "machine", "output", "settings", "template"},
+        "failure": {"ending_file", "exchange", "machine", "output", "settings", "template"},
         "health": set(
             "error_boundary exchange failure machine output settings sources supervised template".split()
         ),
@@ -219,13 +222,16 @@ ROOMS = {
         ),
         "job_page": {"error_boundary", "joining", "settings"},
         "warm_pool": {"ranks", "settings", "template", "version"},
-        "start": set("agent daemon_threads ranks settings supervision template warm_pool wiring".split()),
+        "start": set(
+            "agent daemon_threads ending_file ranks settings supervision template warm_pool wiring".split()
+        ),
         "about": {"preflight", "version"},
         "manual": {"settings"},
         "completion": {"manual", "settings"},
         "cli": {
             "about",
             "completion",
+            "ending_file",
             "hosts",
             "machine",
             "manual",
@@ -270,6 +276,7 @@ ROOMS = {
     },
     "ddp": {
         "telemetry": set(),
+        "launching": {"telemetry"},
         "groups": {"telemetry"},
         "reducer": {"groups", "telemetry"},
         "comm_hooks": {"reducer", "groups", "telemetry"},
@@ -311,7 +318,7 @@ ABROAD = {
 THIRD_PARTY = {
     "launcher": set(),
     "rendezvous": {"grpc", "google", "starlette", "uvicorn"},
-    "ddp": {"torch", "mpi4py", "fsspec"},
+    "ddp": {"cloudpickle", "torch", "mpi4py", "fsspec"},
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
 # What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.

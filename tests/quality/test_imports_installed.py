@@ -24,7 +24,7 @@ TARGETS = {
     ("requirements",): (*INSTALLED, "test", "tools"),
 }
 # For those who have them: a backend, and the page.
-OPTIONAL = {"mpi4py": "ddp", "starlette": "rendezvous", "uvicorn": "rendezvous"}
+OPTIONAL = {"cloudpickle": "ddp", "mpi4py": "ddp", "starlette": "rendezvous", "uvicorn": "rendezvous"}
 NOT_HERE = {
     "cyclonedx": "cyclonedx-python-lib"
 }  # in an environment of its own: its metadata are not installed here

@@ -1,0 +1,25 @@
+"""How the command has ended, for the program that started it (`ddp.launch`), in the file that DDP_ENDING_FILE names."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_VARIABLE = "DDP_ENDING_FILE"
+
+
+def leave(exit_code: int, reason: str, code: str | None, failure: Mapping[str, object] | None = None) -> None:
+    path = os.environ.get(_VARIABLE)
+    if not path:
+        return
+    import json
+
+    text = json.dumps({"exit_code": exit_code, "reason": reason, "code": code, "failure": failure})
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        pass  # whoever asked for it is gone; the exit code remains
