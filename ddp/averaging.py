@@ -54,6 +54,8 @@ class LocalSGD:
     while the ranks train alone.
     """
 
+    trains_alone = True  # for ddp.elastic: between two synchronizations each rank has parameters of its own
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -84,6 +86,11 @@ class LocalSGD:
             self.synchronize()
         elif self.steps == self.warmup:
             self._end_warmup()
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether all ranks have the same parameters now."""
+        return self.steps <= self.warmup or is_due(self.steps, self.every, self.warmup)
 
     def _gradients(self) -> contextlib.AbstractContextManager[Any]:
         no_sync = getattr(self.model, "no_sync", None)

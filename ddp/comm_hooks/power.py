@@ -57,8 +57,8 @@ class PowerSGD(Resumable):
         self.seed = seed
         self.factors = Memory()
 
-    def _memories(self) -> dict[str, Memory]:
-        return {**super()._memories(), "factors": self.factors}
+    def memories(self) -> dict[str, Memory]:
+        return {**super().memories(), "factors": self.factors}
 
     @property
     def remembers(self) -> bool:

@@ -56,20 +56,20 @@ class Resumable:
     def start_anew(self) -> None:
         """Return to the first step. All ranks do so when one of them was replaced: its memory is lost."""
         self.step = 0
-        for memory in self._memories().values():
+        for memory in self.memories().values():
             memory.clear()
         self._staged = Staged()
 
-    def _memories(self) -> dict[str, Memory]:
+    def memories(self) -> dict[str, Memory]:
         return {"errors": self.errors}
 
     def state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
         """Save the memory of this rank, which differs between ranks. `module`: the model, or its wrapper."""
-        saved = {what: memory.state_dict(module) for what, memory in self._memories().items()}
+        saved = {what: memory.state_dict(module) for what, memory in self.memories().items()}
         return {"step": self.step, **saved}
 
     def load_state_dict(self, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-        for what, memory in self._memories().items():
+        for what, memory in self.memories().items():
             memory.load_state_dict(module, saved[what])
         self.step = saved["step"]
 

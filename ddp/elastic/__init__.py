@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddp.elastic.checkpoint import CheckpointError
 from ddp.elastic.image import DamagedImage
 from ddp.elastic.logical_world import LogicalWorld
+from ddp.elastic.own import PerRank
 from ddp.elastic.request import CheckpointRequest, checkpoint_done, checkpoint_request, checkpoint_requested
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
@@ -19,6 +20,7 @@ __all__ = [
     "DamagedImage",
     "ElasticSampler",
     "LogicalWorld",
+    "PerRank",
     "Resumed",
     "ScratchError",
     "State",

@@ -299,11 +299,11 @@ class Role:
     writes_disk: bool
 
 
-def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
+def roles(members: tuple[Member, ...], all_keep: bool = False) -> tuple[Role, ...]:
     """Assign who writes what.
 
     Replicated state: one rank per node keeps an image in memory, and one rank of the job writes the file. Shards: each
-    rank keeps an image and writes a file.
+    rank keeps an image and writes a file. `all_keep`: each rank has a state of its own, and keeps an image of it.
     """
     met: dict[str, int] = {}
     written: dict[int, int] = {}
@@ -316,7 +316,7 @@ def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
             )
         index = met.get(member.node, 0)
         met[member.node] = index + 1
-        keeps = member.parts > 1 or index == 0
+        keeps = member.parts > 1 or index == 0 or all_keep
         first = written.setdefault(member.part, rank) == rank
         part = member.part if keeps else None
         found.append(Role(index, part, member.parts, keeps and member.part == 0, keeps and first))

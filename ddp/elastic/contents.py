@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp.elastic import dcp_keys, leaves, shares
-from ddp.elastic.leaves import Leaf
+from ddp.elastic import bucket_plans, dcp_keys, leaves, own, shares
+from ddp.elastic.leaves import OWN, Leaf
 from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddp.elastic.dcp_keys import Names
     from ddp.elastic.image import Image
 
+_BUCKETS = "buckets"  # of wrapped models
 _SHARED_OUT = "shared_out"  # the names of the objects of which each part has a share
 _OF_PARAMETER = re.compile(r"state\.(\d+)\.")
 
@@ -35,10 +36,7 @@ class Captured:
     tensors: list[Any]  # or pieces of them
     paths: list[str]
     names: Callable[[], Names]  # of the parameters in optimizers; only commits to disk need them
-
-
-def is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    own: Any  # the skeleton of what belongs to this rank
 
 
 def unwrap(value: Any) -> Any:
@@ -48,10 +46,18 @@ def unwrap(value: Any) -> Any:
 
 class Contents:
     def __init__(self, named: dict[str, Any]) -> None:
-        self.objects = {name: unwrap(value) for name, value in named.items() if is_stateful(value)}
-        self.fields = {name: value for name, value in named.items() if name not in self.objects}
+        shared, self.own = own.sort_out(named)
+        self._wrapped = bucket_plans.wrapped(named)
+        self.averagers = own.averagers(named)
+        self.objects = {name: unwrap(value) for name, value in shared.items() if own.is_stateful(value)}
+        self.fields = {name: value for name, value in shared.items() if name not in self.objects}
         for name, value in self.objects.items():
             _check_shareable(name, value)
+        if self.averagers and (self._shared_out() or leaves.part_of(list(self._templates().values()))):
+            raise WrongType(
+                f"cannot commit {type(self.averagers[0]).__name__} together with a model or an optimizer in shards: "
+                "it lets each rank train a whole model of its own. Use one or the other"
+            )
 
     def capture(self) -> Captured:
         tree = {
@@ -60,9 +66,12 @@ class Contents:
                 for name, each in self.objects.items()
             },
             "fields": self.fields,
-            _SHARED_OUT: [name for name, each in self.objects.items() if isinstance(each, shares.SharedOut)],
+            _SHARED_OUT: list(self._shared_out()),
+            _BUCKETS: bucket_plans.of(self._wrapped),
+            OWN: {name: each.state() for name, each in self.own.items()},
         }
-        return Captured(*leaves.disassemble(tree), self.names)
+        skeleton, tensors, paths = leaves.disassemble(tree)
+        return Captured(skeleton, tensors, paths, self.names, skeleton.pop(OWN))
 
     def names(self) -> Names:
         """The names of the parameters of optimizers, if they are all in one module of this State."""
@@ -141,11 +150,12 @@ class Contents:
                 shares.load(each, state)
                 continue
             # A module copies the tensors; other objects keep them, so they need a copy.
-            each.load_state_dict(state if isinstance(each, torch.nn.Module) else _own_copy(state))
-        self.fields.update((name, value) for name, value in _own_copy(tree["fields"]).items())
+            each.load_state_dict(state if isinstance(each, torch.nn.Module) else own_copy(state))
+        self.fields.update((name, value) for name, value in own_copy(tree["fields"]).items())
+        bucket_plans.restore(self._wrapped, tree.get(_BUCKETS, {}))
 
 
-def _own_copy(tree: Any) -> Any:
+def own_copy(tree: Any) -> Any:
     skeleton, tensors, _paths = leaves.disassemble(tree)
     return leaves.assemble(skeleton, lambda number: tensors[number].clone())
 
@@ -226,6 +236,8 @@ class _Assembly:
         self._merge(leaves.assemble(image.skeleton(), lambda number: _Ref(keys[number])))
         self.world_size = self.world_size or image.head.world_size
         for number, leaf in enumerate(image.layout.leaves):
+            if leaf.is_own:
+                continue
             if keys[number] not in self._found:
                 self._found[keys[number]] = self._wanted(leaf)
             piece = image.tensor(number)

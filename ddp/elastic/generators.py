@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from ddp.elastic import commits, seeds
+from ddp.elastic import commits, leaves, seeds
 from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongValue
 
@@ -129,10 +129,11 @@ def _as_numpy(value: Any) -> Any:
 # --- after a restart -----------------------------------------------------------------------------------
 
 
-def resume(team: Team, local: LocalImages, choice: commits.Choice) -> None:
+def resume(team: Team, local: LocalImages, choice: commits.Choice) -> dict[str, Any] | None:
     """Give each rank the generators that the rank of the same number saved; seed those of a new rank. Collective.
 
-    If this rank's image is in the memory of another node, that node sends the state.
+    If this rank's image is in the memory of another node, that node sends the state. Return all that belongs to this
+    rank; None if it is lost, or the rank is new.
     """
     held = {
         each.head.rank: each
@@ -144,13 +145,19 @@ def resume(team: Team, local: LocalImages, choice: commits.Choice) -> None:
     first = min(senders)  # every image has the generators of its rank, and a chosen commit has an image
     lacking = [rank for rank in range(team.size) if rank not in readers[rank]]
     wanted = {*lacking, first} & senders.keys() if lacking else ()
-    mine = {rank: held[rank].private() for rank in wanted if senders[rank] == team.rank}
+    mine: dict[int, Any] = {rank: held[rank].private() for rank in wanted if senders[rank] == team.rank}
+    if first in mine and first not in lacking:
+        mine[first].pop(leaves.OWN, None)  # only its seed is asked for
     received: dict[int, Any] = {}
     for each in team.gather(mine) if wanted else ():
         received |= each
-    if team.rank in held:
-        set(held[team.rank].private())
-    elif team.rank in received:
-        set(received[team.rank])
-    else:
+    found: dict[str, Any] | None = (
+        held[team.rank].private()
+        if team.rank in held
+        else received.get(team.rank if team.rank in lacking else -1)
+    )
+    if found is None:
         seed(seeds.of_new_rank(received[first].get("seed", 0), choice.commit.number, team.rank))
+    else:
+        set(found)
+    return found

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.elastic import leaves
 from ddp.elastic.commits import CommitName
 from ddp.elastic.leaves import Leaf
 from ddp.telemetry.coded import Coded
@@ -221,15 +222,18 @@ class Image:
         return outer | {"objects": _deserialize(memoryview(outer["objects"]))}
 
     def private(self) -> Any:
-        return _deserialize(self._private)
+        """What belongs to the rank that wrote the image. Tensors may be views of the image."""
+        return leaves.assemble(_deserialize(self._private), self.tensor)
 
     def content_sum(self) -> int:
         """A checksum of the tensors and their descriptions, which all replicas share, in memory and in files."""
         described = [
             (leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded)
             for leaf in self.layout.leaves
+            if not leaf.is_own
         ]
-        return zlib.crc32(repr((described, self.leaf_sums())).encode())
+        pairs = zip(self.layout.leaves, self.leaf_sums(), strict=True)
+        return zlib.crc32(repr((described, [crc for leaf, crc in pairs if not leaf.is_own])).encode())
 
     def leaf_sums(self) -> list[int]:
         """The checksum of each tensor; 0 if it is not stored in the image."""

@@ -70,6 +70,9 @@ class Keeper:
 
     def keep_live(self, captured: Captured, number: int) -> None:
         """Keep the whole replicated state, whatever this rank keeps otherwise."""
+        captured = replace(
+            captured, own={}
+        )  # the interrupted step has changed the errors of communication hooks
         role = replace(self._signature.role, part=0, keeps_replicas=True, writes_disk=False)
         Keeper(self._slots, None, replace(self._signature, role=role, live=True)).keep(
             captured, number, False
@@ -80,7 +83,7 @@ class Keeper:
         described = self._describe(captured, tensors)
         objects = self._objects(captured.skeleton["objects"])
         skeleton, _kinds = self._pack(captured.skeleton | {"objects": objects})
-        private = image.serialize(generators.get())
+        private, _kinds = self._pack(generators.get() | {leaves.OWN: captured.own})
         head = self._signature.head(number)
         index = image.index_of(head, skeleton, private, described.packed, described.layout.n_bytes)
         slot = self._slots.next(index.n_bytes)
@@ -123,7 +126,10 @@ class Keeper:
             pairs = zip(captured.tensors, captured.paths, strict=True)
             found = [leaves.leaf_of(tensor, path) for tensor, path in pairs]
             role = self._signature.role
-            kept = [role.part is not None and (leaf.sharded or role.keeps_replicas) for leaf in found]
+            kept = [
+                leaf.is_own or (role.part is not None and (leaf.sharded or role.keeps_replicas))
+                for leaf in found
+            ]
             layout = image.Layout.of(found, kept)
             self._described = _Description(looks, layout, layout.pack())
         return self._described

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _MARK = "\0tensor "
+OWN = "own"  # the first step of paths to what belongs to one rank
 Region = tuple[tuple[int, int], ...]  # start and length in each dimension
 
 
@@ -43,6 +44,11 @@ class Leaf:
     @property
     def local_shape(self) -> tuple[int, ...]:
         return tuple(length for _start, length in self.region)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it belongs to the rank that wrote it, so that other ranks have another one, or none."""
+        return self.path.startswith(f"{OWN}.")
 
     @property
     def n_bytes(self) -> int:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.elastic import generators
+from ddp.elastic.own import PerRank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ddp.elastic.own import HookErrors
 
 
 _ATOMIC = frozenset({int, float, bool, str, bytes, complex, type(None)})
@@ -38,10 +41,15 @@ def _copied_value(value: Any) -> Any:
 class Mark:
     """What the objects do not hold any more in the next step."""
 
-    def __init__(self, number: int, objects: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self, number: int, objects: Mapping[str, Any], fields: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> None:
         self.number = number
         self.restore_generators = generators.hold()
         self._fields = _copied(dict(fields))
+        self._own = [
+            (each, copy.deepcopy(each.state())) for each in own.values() if isinstance(each, PerRank)
+        ]
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._others: list[tuple[Any, Any]] = []
@@ -68,14 +76,24 @@ class Mark:
         for each, kept in self._others:
             each.load_state_dict(copy.deepcopy(kept))
         fields.update(_copied(self._fields))
+        self.restore_own()
+
+    def restore_own(self) -> None:
+        for own, kept in self._own:
+            own.load(copy.deepcopy(kept))
         self.restore_generators()
 
 
 class Live:
     """The marks of one State, and whether an optimizer has stepped since the last one."""
 
-    def __init__(self, objects: Mapping[str, Any], fields: dict[str, Any]) -> None:
-        self._objects, self._fields = objects, fields
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        fields: dict[str, Any],
+        own: Mapping[str, PerRank | HookErrors] | None = None,
+    ) -> None:
+        self._objects, self._fields, self._own = objects, fields, own or {}
         self._mark: Mark | None = None
         self._is_unchanged = False
         self._hooks = [
@@ -88,7 +106,7 @@ class Live:
         self._is_unchanged = False
 
     def mark(self, number: int) -> None:
-        self._mark, self._is_unchanged = Mark(number, self._objects, self._fields), True
+        self._mark, self._is_unchanged = Mark(number, self._objects, self._fields, self._own), True
 
     @property
     def number(self) -> int | None:
@@ -99,9 +117,10 @@ class Live:
         assert self._mark is not None
         self._mark.restore(self._fields)
 
-    def restore_generators(self) -> None:
+    def restore_own(self) -> None:
+        """Bring back what belongs to this rank, but the errors of communication hooks."""
         assert self._mark is not None
-        self._mark.restore_generators()
+        self._mark.restore_own()
 
     def end(self) -> None:
         for hook in self._hooks:

@@ -191,6 +191,8 @@ def tables_of(indexes: dict[str, Index]) -> Table:
     paths = {}
     for file, index in indexes.items():
         for _path, dtype, shape, _stride, region, sharded, at, begin, length, key in index.rows():
+            if key is None:  # DCP does not see what belongs to one rank
+                continue
             name = key_of(key)
             paths[name] = tuple(key)
             shapes.setdefault(name, (dtype, tuple(shape)))
@@ -244,13 +246,13 @@ class PartFile(Image):
     def check_data(self) -> None:
         """Verify all bytes, on all processors of this rank: checksums are computed without the GIL."""
         stored = zip(self._rows, self.layout.leaves, self.leaf_sums(), strict=True)
-        rows = [(*row[6:], leaf.n_bytes, crc) for row, leaf, crc in stored if row[6] >= 0]
+        rows = [(*row[6:9], leaf.path, leaf.n_bytes, crc) for row, leaf, crc in stored if row[6] >= 0]
         with ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0)))) as threads:
             found = list(threads.map(lambda row: data_checksum(self.whole[row[0] : row[0] + row[4]]), rows))
         around, end = 0, 0
-        for (at, begin, length, key, n_bytes, crc), computed in zip(rows, found, strict=True):
+        for (at, begin, length, path, n_bytes, crc), computed in zip(rows, found, strict=True):
             if computed != crc:
-                raise DamagedImage(f"wrong checksum of the data of {key_of(key)}")
+                raise DamagedImage(f"wrong checksum of the data of {path}")
             around = zlib.crc32(
                 self.whole[at + n_bytes : begin + length], zlib.crc32(self.whole[begin:at], around)
             )

@@ -201,12 +201,23 @@ def _is_unavailable(local: LocalImages, error: Exception) -> bool:
 
 
 def parts(
-    team: Team, local: LocalImages, choice: commits.Choice, my_part: int, regions: int
+    team: Team,
+    local: LocalImages,
+    choice: commits.Choice,
+    my_part: int,
+    regions: int,
+    prefers_own: bool = False,
 ) -> Iterator[image.Image]:
-    """Yield the parts that this rank needs, in order. Collective: every rank must consume the whole iterator."""
+    """Yield the parts that this rank needs, in order. Collective: every rank must consume the whole iterator.
+
+    `prefers_own`: each rank keeps all of the state, and takes the image that the rank of this number has written.
+    """
     stored = _regions(team, local, choice)
     same = my_part < len(stored) and stored[my_part] == regions
     need = commits.parts_needed(my_part, same, len(choice.parts))
+    if prefers_own and (own := _own_image(team, local, choice)) is not None:
+        need = ()
+        yield own
     sent = {each.part: each for each in commits.plan_broadcasts(choice, tuple(team.gather(need)))}
     for part, sources in enumerate(choice.parts):
         mine = next((each.image for each in sources if team.rank in each.ranks), None)
@@ -219,6 +230,13 @@ def parts(
         if part in need:
             assert here is not None
             yield here
+
+
+def _own_image(team: Team, local: LocalImages, choice: commits.Choice) -> image.Image | None:
+    for each in local.images.values():
+        if each.commit == choice.commit and each.head.rank == team.rank and each.head.part is not None:
+            return each
+    return None
 
 
 def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int]:

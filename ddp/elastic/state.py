@@ -12,9 +12,21 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ddp.elastic import commits, foreign, generators, healing, protection, request, resume, scratch
+from ddp.elastic import (
+    commits,
+    foreign,
+    generators,
+    healing,
+    leaves,
+    open_states,
+    own,
+    protection,
+    request,
+    resume,
+    scratch,
+)
 from ddp.elastic.checkpoint import Checkpoint
-from ddp.elastic.contents import Contents
+from ddp.elastic.contents import Contents, own_copy
 from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.live import Live, drop_gradients
 from ddp.elastic.logical_world import LogicalWorld
@@ -66,6 +78,11 @@ class State:
     ) -> None:
         _check(every, disk_every, folder, keep, named)
         self._contents = Contents(named)
+        if self._contents.own and any(isinstance(value, LogicalWorld) for value in named.values()):
+            raise WrongType(
+                f"cannot commit {next(iter(self._contents.own))} together with a LogicalWorld: its state belongs to a "
+                "rank, and the ranks of a logical world come and go. Use an ElasticSampler with sampler.batches()"
+            )
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
         self._every, self._disk_every, self._keep = every, disk_every, keep
@@ -74,6 +91,7 @@ class State:
         self._redundancy = protection.asked(redundancy, os.environ)
         self._group = group
         self._number = 0
+        self._late = self._late_for_disk = False
         self._team: Team | None = None
         self._keeper: Keeper | None = None
         self._leaving: weakref.finalize[[Keeper, int], State] | None = None
@@ -112,7 +130,7 @@ class State:
         if self._resumed_in != _generation():
             self.resume()
         _team, keeper = self._resumed()
-        self._live = self._live or Live(self._contents.objects, self._contents.fields)
+        self._live = self._live or Live(self._contents.objects, self._contents.fields, self._contents.own)
         if self._every and keeper.newest != self._number:  # a rank may die before the next commit
             keeper.keep(self._contents.capture(), self._number, to_disk=False)
         self._live.mark(self._number)
@@ -139,7 +157,7 @@ class State:
 
     def resume(self) -> Resumed | None:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
-        _only_one(self)
+        open_states.only_one(self)
         joining.joined()
         team = Team(self._group)
         for sampler in self._samplers:
@@ -149,11 +167,11 @@ class State:
         places = scratch.folders(os.environ)
         node = resume.node_name(places)
         (part, parts), regions = self._contents.partition()
-        positions = self._save_live(team, node, is_whole=parts == 1)
+        positions = self._save_live(team, node, is_whole=parts == 1 and not self._contents.averagers)
         for place in places:
             scratch.sweep(place.parent)
         members = team.gather(commits.Member(node, part, parts))
-        role = commits.roles(tuple(members))[team.rank]
+        role = commits.roles(tuple(members), bool(self._contents.averagers))[team.rank]
         local = resume.find_images(team, places, self._folder)
         shield = self._shield(team, node, places, parts)
         if shield is not None:
@@ -162,10 +180,11 @@ class State:
         resume.check_survivors(positions, choice, team.rank)
         found = None
         if choice is not None:
-            images = resume.parts(team, local, choice, part, regions)
+            alone = bool(self._contents.averagers)
+            images = resume.parts(team, local, choice, part, regions, prefers_own=alone)
             found = self._restore(images, choice)
             if not self._logical_worlds:  # they have restored their own generators
-                self._restore_generators(team, local, choice)
+                self._restore_own(team, local, choice, found.world_size == team.size)
         elif self._start_from is not None:
             contents = self._contents
             foreign.load(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
@@ -211,16 +230,21 @@ class State:
         self._forget_leaving()
         self._team, self._keeper = team, keeper
         # Runs when this State is deleted or the process exits, whichever happens first.
-        self._leaving = weakref.finalize(self, _leave, keeper, os.getpid())
+        self._leaving = weakref.finalize(self, open_states.leave, keeper, os.getpid())
 
     def _forget_leaving(self) -> None:
         if self._leaving is not None:
             self._leaving.detach()
 
-    def _restore_generators(self, team: Team, local: LocalImages, choice: commits.Choice) -> None:
-        generators.resume(team, local, choice)
+    def _restore_own(self, team: Team, local: LocalImages, choice: commits.Choice, same_size: bool) -> None:
+        """Restore what belongs to this rank: generators, and objects in `PerRank`."""
+        private = generators.resume(team, local, choice)
         if self._live is not None and self._live.number == choice.commit.number:
-            self._live.restore_generators()
+            own.forget_errors(self._contents.own)  # the interrupted step has changed them
+            self._live.restore_own()
+        else:
+            kept = None if private is None else own_copy(private.get(leaves.OWN, {}))
+            own.load(self._contents.own, kept, same_size)
 
     def _restore(self, images: Iterator[image.Image], choice: commits.Choice) -> Resumed:
         world_size = self._contents.restore(images)
@@ -243,15 +267,24 @@ class State:
         for sampler in self._samplers:
             sampler.advance(samples or 0)
         self._number += 1
-        due = commits.is_due(self._number, self._disk_every)
-        to_disk = due and keeper.takes(self._number, self._disk_every)
-        if to_disk or commits.is_due(self._number, self._every):
-            with checkpointing():
-                keeper.keep(self._contents.capture(), self._number, to_disk)
+        self._keep_if_due(keeper)
         if self._live is not None and self._every != 1:
             self._live.mark(self._number)
         # Raise last, so that a rank that catches the error has made the same commit as the other ranks.
         keeper.raise_error(before=self._number)
+
+    def _keep_if_due(self, keeper: Keeper) -> None:
+        """Keep a commit if one is due. One that was due while ranks trained alone follows their synchronization."""
+        disk = self._late_for_disk or commits.is_due(self._number, self._disk_every)
+        memory = self._late or commits.is_due(self._number, self._every)
+        if not own.is_synchronized(self._contents.averagers):
+            self._late, self._late_for_disk = memory, disk
+            return
+        self._late = self._late_for_disk = False
+        to_disk = disk and keeper.takes(self._number, self._disk_every)
+        if to_disk or memory:
+            with checkpointing():
+                keeper.keep(self._contents.capture(), self._number, to_disk)
 
     def checkpoint(self) -> None:
         """Commit to disk and return when the files of all ranks are complete. Collective; answers a pending request."""
@@ -259,6 +292,11 @@ class State:
         if self._folder is None:
             raise WrongValue(
                 "checkpoint() needs State(folder=...): without a folder there are no commits to disk"
+            )
+        if not own.is_synchronized(self._contents.averagers):
+            raise WrongUse(
+                "checkpoint() between two synchronizations: the ranks have different models. Call it if "
+                "should_checkpoint() returns True, or directly after a synchronization"
             )
         self._number += 1
         with checkpointing():
@@ -287,9 +325,12 @@ class State:
     def should_checkpoint(self) -> bool:
         """Whether any node has a request for a checkpoint.
 
-        Collective: all ranks must call it, and get the same result.
+        Collective: all ranks must call it, and get the same result. Where ranks train alone (LocalSGD, DiLoCo), the
+        result is False between two synchronizations, without communication.
         """
         team, _keeper = self._resumed()
+        if not own.is_synchronized(self._contents.averagers):
+            return False
         return team.any(request.checkpoint_requested())
 
     @property
@@ -312,6 +353,11 @@ class State:
             self._keeper.remove()
             self._keeper = None
             self._forget_leaving()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this State was resumed and is not closed."""
+        return self._keeper is not None
 
     def _resumed(self) -> tuple[Team, Keeper]:
         if self._team is None:
@@ -340,28 +386,3 @@ def _check(
 
 def _generation() -> str:
     return os.environ.get("DDP_GENERATION", "")
-
-
-_open: weakref.ref[State] | None = None
-
-
-def _only_one(state: State) -> None:
-    """Raise if this process has another open State: two of them would overwrite each other's commits."""
-    global _open
-    other = None if _open is None else _open()
-    if other is not None and other is not state and other._keeper is not None:
-        raise WrongUse(
-            "this process already has a State. Put all objects into one State, or close() the other one first"
-        )
-    _open = weakref.ref(state)
-
-
-def _leave(keeper: Keeper, pid: int) -> None:
-    """Keep memory for the next generation if a launcher can start one, else remove it. Forked children do nothing."""
-    if os.getpid() != pid:
-        return
-    try:
-        keeper.leave()
-    finally:
-        if not scratch.is_launched(os.environ):
-            keeper.remove()

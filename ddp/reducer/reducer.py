@@ -80,7 +80,7 @@ class Reducer:
         self.hooks = GradientHooks(self.parameters, self.setup.arrivals)
         self.without_hooks = False
         self.round: Round | None = None
-        self.rebuilt = False
+        self.rebuilt, self.limit = False, settings.limit
         self.forget()
         self._observed: Observation | None = None
         self._lacking: set[int] | None = None
@@ -342,6 +342,7 @@ class Reducer:
     def resize(self, limit: plan.Limits) -> None:
         """Change the bucket sizes and keep the order. All ranks call it between two steps."""
         self._follow(self.sender.make_plan(self.agreed_order, limit))
+        self.limit = limit
         self._watch_as(self.mode)
 
     def settle(self, order: Sequence[int]) -> None:
@@ -352,7 +353,8 @@ class Reducer:
     def start_over(self) -> None:
         """Reset the state after the sender has returned to its first plan."""
         self._cut()
-        self.round, self._observed, self._lacking, self.rebuilt = None, None, None, False
+        self.round, self._observed, self._lacking = None, None, None
+        self.rebuilt, self.limit = False, self.settings.limit
         self._watch_as(Mode.OBSERVE)
         if self.tuner is not None:
             self.tuner.stop("starts again, because the reducer was reset")

@@ -136,10 +136,10 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "__main__ archive checkpoint combining contents dcp_keys dcp_metadata folder foreign generators "
-            "healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
-            "logical_sums logical_world manifest parity_file parity_store part_file peer_links protection "
-            "protection_rounds protector rebuilding remote_folder request resume safetensors stripe_encoder "
+            "__main__ archive bucket_plans checkpoint combining contents dcp_keys dcp_metadata folder foreign "
+            "generators healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
+            "logical_sums logical_world manifest open_states own parity_file parity_store part_file peer_links "
+            "protection protection_rounds protector rebuilding remote_folder request resume safetensors stripe_encoder "
             "sampler scratch shares state team writer",
         ),
         *within(
