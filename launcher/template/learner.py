@@ -29,7 +29,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import fast_exit, import_records, memory
+from . import fast_exit, import_records, lessons, memory
 from .import_recorder import ImportRecorder
 from .import_records import Verdict
 from .messages import Learned
@@ -48,11 +48,25 @@ _SPARE_BYTES = 2 << 30  # imports take memory that the ranks may need
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
 
 
-class Learner:
-    """`become_child` is called first in each fork; `tell` sends the report."""
+# Those of modules that this process has learned, with random seeds: each rank needs its own.
+_generators: list[random.Random] = []
 
-    def __init__(self, become_child: Callable[[], None], tell: Callable[[Learned], None]) -> None:
-        self._become_child, self._tell = become_child, tell
+
+class Learner:
+    """`become_child` is called first in each fork; `tell` sends the report.
+
+    `lesson`: where to keep what was learned for the next command with the script; see `lessons`.
+    """
+
+    def __init__(
+        self,
+        become_child: Callable[[], None],
+        tell: Callable[[Learned], None],
+        lesson: dict[str, Any] | None = None,
+    ) -> None:
+        self._become_child, self._tell, self._lesson = become_child, tell, lesson
+        self._modules: list[lessons.Module] = []
+        self._forked_at = time.time()
         self._shared: dict[int, mmap.mmap] = {}
         self._missing: set[int] = set()  # local ranks that have ended, and were not started again
         self._of_each_rank: set[str] = set()
@@ -60,7 +74,6 @@ class Learner:
         self._rounds = 0
         self._round: _Round | None = None
         self._refused: dict[str, str] = {}
-        self._generators: list[random.Random] = []  # with random seeds, each rank needs its own
 
     # --- the ranks -----------------------------------------------------------------------------------
 
@@ -70,12 +83,13 @@ class Learner:
         self._missing.discard(local_rank)
         self._shared[local_rank] = mmap.mmap(-1, _RECORD_BYTES)
         self._of_each_rank.update(variables)
+        self._forked_at = time.time()
         now = time.monotonic()
         self._quiet = _Quiet(dict.fromkeys(self._shared, 0), now, now + _LOOK_S)
 
     def recorder(self, local_rank: int) -> ImportRecorder:
         """Return the recorder, in the rank itself."""
-        for generator in self._generators:
+        for generator in _generators:
             generator.seed()
         return ImportRecorder(self._shared[local_rank])
 
@@ -134,9 +148,7 @@ class Learner:
             self._quiet = _Quiet(ends, float("inf"), now + _LOOK_S)  # until a rank imports something else
             records = [import_records.parse(shared[: ends[rank]]) for rank, shared in self._shared.items()]
             new = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)
-            self._round = _Round(
-                new, records, frozenset(self._of_each_rank), self._become_child, self._generators
-            )
+            self._round = _Round(new, records, frozenset(self._of_each_rank), self._become_child)
 
     def _end_round(self) -> None:
         assert self._round is not None
@@ -144,8 +156,26 @@ class Learner:
         self._refused |= self._round.refused
         count, took_s = len(sys.modules) - self._round.modules_before, time.monotonic() - self._round.began
         if count:
+            self._keep_lesson(self._round)
             self._tell(Learned(count, took_s, tuple(self._round.imported), tuple(self._refused.items())))
         self._round = None
+
+    def _keep_lesson(self, done: _Round) -> None:
+        self._modules += done.learned
+        if self._lesson is None:
+            return
+        files = lessons.files_of_user(self._lesson["script"], done.records, sys.path, _STDLIB)
+        if (marks := lessons.marks_before(files, self._forked_at)) is not None:
+            lesson = lessons.Lesson(tuple(self._lesson["args"]), tuple(self._modules), marks)
+            lessons.write(self._lesson["path"], lesson)
+
+
+def learn_again(lesson: lessons.Lesson) -> None:
+    """Import what an earlier zygote has learned, in a template of the warm pool."""
+    for name, variables in lesson.modules:
+        if name not in sys.modules:
+            with under(variables), _noting_generators(_generators):
+                attempt(name)
 
 
 class _Quiet(NamedTuple):
@@ -163,16 +193,15 @@ class _Round:
         records: list[Record],
         of_each_rank: frozenset[str],
         become_child: Callable[[], None],
-        generators: list[random.Random],
     ) -> None:
-        self._generators = generators
-        self._left, self._records, self._of_each_rank = candidates, records, of_each_rank
+        self._left, self.records, self._of_each_rank = candidates, records, of_each_rank
         self._become_child = become_child
         self.report: int | None = None
         self._child = 0
         self._text = b""
         self._passed: list[Candidate] = []
         self.imported: list[str] = []
+        self.learned: list[lessons.Module] = []
         self.refused: dict[str, str] = {}
         self.began, self.modules_before = time.monotonic(), len(sys.modules)
 
@@ -200,7 +229,7 @@ class _Round:
                 os.close(self.report)
                 from .trial_import import Trial
 
-                Trial(self._left, self._records, _STDLIB, self._of_each_rank).run(write)
+                Trial(self._left, self.records, _STDLIB, self._of_each_rank).run(write)
             except BaseException as error:
                 os.write(write, json.dumps(("", f"{type(error).__name__}: {error}")).encode())
             finally:
@@ -219,9 +248,10 @@ class _Round:
             self.refused |= refused
 
     def _import(self, candidate: Candidate) -> None:
-        with under(candidate.variables), _noting_generators(self._generators):
+        with under(candidate.variables), _noting_generators(_generators):
             if not attempt(candidate.name):
                 self.imported.append(candidate.name)
+                self.learned.append((candidate.name, candidate.variables))
 
     def reaped(self, pid: int) -> None:
         if pid == self._child:

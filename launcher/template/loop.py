@@ -43,7 +43,12 @@ class _Keeper:
 
 class Loop:
     def __init__(
-        self, control: socket.socket, warm_obstacle: str = "", warm: bool = True, learns: bool = False
+        self,
+        control: socket.socket,
+        warm_obstacle: str = "",
+        warm: bool = True,
+        learns: bool = False,
+        lesson: dict[str, Any] | None = None,
     ) -> None:
         self._control = control
         self._inbox = wire.Inbox(control)
@@ -67,7 +72,7 @@ class Loop:
         if learns and self._warm:
             from .learner import Learner
 
-            self._learner = Learner(self._become_trial, self._learned)
+            self._learner = Learner(self._become_trial, self._learned, lesson)
 
     def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
         """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""

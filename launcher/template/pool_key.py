@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Key = dict[str, str]
 _VARIABLE = "variable "
@@ -42,6 +42,21 @@ def digest(text: str) -> str:
 
 def name_of(key: Key) -> str:
     return digest(json.dumps(sorted(key.items())))
+
+
+_LEARNED = "learned imports"
+
+
+def learned(key: Key, args: Iterable[str]) -> Key:
+    """The key of the template that has also imported what the script does with these arguments.
+
+    What a script sets in the environment before it imports a module may depend on its arguments.
+    """
+    return key | {_LEARNED: digest(json.dumps(list(args)))}
+
+
+def has_learned(key: Key) -> bool:
+    return _LEARNED in key
 
 
 def differences(mine: Key, theirs: Key) -> list[str]:

@@ -43,7 +43,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     from _ddp_launch import loop
 
     control = socket.socket(fileno=config["fd"])
-    rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"])
+    rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"], lesson=config.get("lesson"))
     rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
     put_marks()
     fast_exit.arrange()

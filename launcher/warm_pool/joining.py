@@ -5,9 +5,12 @@ Only commands whose user has turned a pool on do more here than look for a folde
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from launcher.settings.spec import EntryKind
 from launcher.template.pool_folder import Folder, Unusable, open_folder, usual_place
 
 if TYPE_CHECKING:
@@ -47,6 +50,17 @@ def _take_or_plant(spec: LaunchSpec, starter: ZygoteStarter, folder: Folder) -> 
 
     recipe = recipe_of(spec, starter, folder)
     keys = folder.keys()
+    if spec.learn_imports and spec.entry.kind is EntryKind.SCRIPT:
+        learned = pool_key.learned(recipe.key, spec.entry.args)
+        if pool_key.name_of(learned) in keys:
+            with contextlib.suppress(client.NotServed):  # an edited script, for example
+                request = _request(spec, starter, recipe) | {"key": learned}
+                zygote = client.take(folder, pool_key.name_of(learned), request)
+                zygote.has_learned = True
+                return zygote
+        script = os.path.realpath(spec.entry.target)
+        path = os.path.join(os.path.abspath(folder.path), f"{recipe.name}.lesson")
+        starter.lesson = {"path": path, "script": script, "args": spec.entry.args}
     if recipe.name in keys:
         try:
             return client.take(folder, recipe.name, _request(spec, starter, recipe))
@@ -93,5 +107,6 @@ def _request(spec: LaunchSpec, starter: ZygoteStarter, recipe: Recipe) -> dict[s
             "cgroup": starter.cgroup,
             "scratch": starter.scratch,
             "learns": spec.learn_imports,
+            "lesson": starter.lesson,
         },
     }

@@ -404,3 +404,45 @@ def test_wrong_words(words: tuple[str, ...], said: str, user: User) -> None:
     done = user.run("warm", *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+LEARNS = """
+import os, sys, time
+os.environ["FLAG"] = "of the script"
+started_with = "m_learned" in sys.modules
+import m_learned, own_part, m_last
+print("started with it:", started_with, m_learned.VALUE, flush=True)
+if os.path.exists(os.path.join(os.environ["THERE"], "stay")):
+    time.sleep(60)
+"""
+
+
+def _status_has(user: User, words: str) -> bool:
+    return words in user.status()
+
+
+def test_an_unchanged_script_starts_with_what_an_earlier_command_has_learned(user: User) -> None:
+    packages = user.folder / "site-packages"
+    packages.mkdir()
+    (packages / "m_learned.py").write_text("import os\nVALUE = os.environ.get('FLAG')")
+    (packages / "m_last.py").write_text("")
+    (user.folder / "own_part.py").write_text("")
+    user.env["PYTHONPATH"] += f"{os.pathsep}{packages}"
+    user.script(LEARNS)
+    user.start_with_template()
+    (user.there / "stay").write_text("0")
+    job = user.begin(stdout=subprocess.PIPE)
+    assert job.stdout is not None
+    assert b"started with it: False of the script" in job.stdout.readline()
+    lesson = eventually(lambda: list(user.pool.glob("*.lesson")), what="what the command has learned")
+    assert b"m_learned" in lesson[0].read_bytes()
+    (user.there / "stay").unlink()
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=SOON_S)
+    eventually(lambda: _status_has(user, "train.py with its imports"), what="the template that has learned")
+    assert user.launch().splitlines() == ["started with it: True of the script"] * 2
+    assert user.launch("train.py", "--other").splitlines() == ["started with it: False of the script"] * 2
+    assert user.launch("--no-learn-imports", "train.py").count("False") == 2
+    (user.folder / "own_part.py").write_text("import os\nos.environ['FLAG'] = 'edited'")
+    assert user.launch().splitlines() == ["started with it: False of the script"] * 2
+    assert _status_has(user, f"with its imports has ended: {user.folder / 'own_part.py'} has changed")
