@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import commits, leaves, manifest
+from ddp.elastic import archive, commits, leaves, manifest
 from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry
 from ddp.elastic.image import dtype_of, read_plain
 from ddp.elastic.remote_folder import open_folder
@@ -38,9 +38,11 @@ class Checkpoint:
         self.name = str(path)
         self._folder = open_folder(path)
         self.table = Table({}, {}, {})
+        self._has_checksums = False  # those of other programs may be switched off
         for inner in _folders(path):
-            data = bytes(self._folder.read(f"{inner}{commits.MANIFEST}"))
-            _add(self.table, manifest.read(data).table(), inner)
+            found = manifest.read(bytes(self._folder.read(f"{inner}{commits.MANIFEST}")))
+            self._has_checksums = found.facts is not None
+            _add(self.table, found.table(), inner)
 
     def tensor(self, key: str, region: Region | None = None) -> torch.Tensor:
         """A tensor, or a region of it."""
@@ -65,6 +67,10 @@ class Checkpoint:
 
     def _load(self, place: Place) -> Any:
         (data,) = self._folder.read_ranges([(place.file, place.at, place.length)])
+        if self._has_checksums and not archive.is_intact(data):
+            raise CheckpointError(
+                f"{place.file} in {self.name} is damaged: wrong checksum at byte {place.at}. Use another commit"
+            )
         try:
             return read_plain(data)
         except Exception as error:

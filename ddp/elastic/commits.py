@@ -258,17 +258,22 @@ def files_to_remove(files: list[str], keep: int, lineage: str, since: CommitName
     """Return the files to remove: complete and unfinished ones that are older than the last `keep` complete commits.
 
     Manifests come first: a reader that finds one must find the rest.
-
-    A commit of another lineage that is newer than `since` was damaged or unreadable at the resume, so it does not count
-    as complete. It is removed when enough newer complete commits exist.
     """
-    whole = whole_commits(files)
-    ours = [commit for commit in whole if commit.lineage == lineage or commit <= since]
-    kept = sorted(ours, reverse=True)[:keep]
+    kept = commits_to_keep(files, keep, lineage, since)
     if len(kept) < keep:
         return []
     gone = [file for file in files if (commit := commit_of(file)) is not None and commit < kept[-1]]
     return sorted(gone, key=lambda file: (not file.endswith(MANIFEST), file))
+
+
+def commits_to_keep(files: list[str], keep: int, lineage: str, since: CommitName) -> list[CommitName]:
+    """Return the last `keep` complete commits.
+
+    A commit of another lineage that is newer than `since` was damaged or unreadable at the resume, so it does not count
+    as complete. It is removed when enough newer complete commits exist.
+    """
+    ours = [commit for commit in whole_commits(files) if commit.lineage == lineage or commit <= since]
+    return sorted(ours, reverse=True)[:keep]
 
 
 def whole_commits(files: Iterable[str]) -> set[CommitName]:

@@ -1,8 +1,15 @@
-"""The folder of the commits on disk. A file with a final name is always complete and synced."""
+"""The folder of the commits on disk. A file with a final name is always complete and synced.
+
+After a loss of power a disk has what was synced, and any part of the rest. A file and its name in a folder are synced
+apart, and names that were not synced can come and go in any order. So each step that relies on another one waits until
+that one is on the disk: the name until the data is, the manifest until all parts have their names, the removal of an
+old commit until the newer ones are there, and the removal of its parts until its manifest is gone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +18,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from ddp.elastic import commits, scratch
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterable
 
 _TOGETHER = 1 << 20  # small buffers are written together
+_MADV_POPULATE_READ = 22
 
 
 Content = Callable[[], "Iterable[bytes | memoryview]"]  # called again if a write has to be repeated
@@ -32,6 +41,7 @@ class Folder(Protocol):
     def read(self, file: str) -> memoryview: ...
     def read_ranges(self, wanted: list[Range]) -> list[bytes]: ...
     def write(self, file: str, content: Content, unfinished: str = ...) -> None: ...
+    def settle(self, path: str) -> None: ...
     def remove(self, files: list[str]) -> None: ...
 
 
@@ -42,6 +52,7 @@ class LocalFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._durable: set[Path] = set()  # folders whose names this process has synced
 
     @property
     def name(self) -> str:
@@ -72,7 +83,9 @@ class LocalFolder:
         return found
 
     def read(self, file: str) -> memoryview:
-        return memoryview(scratch.map_for_reading(self._path / file))
+        mapped = scratch.map_for_reading(self._path / file)
+        _load(mapped)
+        return memoryview(mapped)
 
     def read_ranges(self, wanted: list[Range]) -> list[bytes]:
         found = []
@@ -103,18 +116,36 @@ class LocalFolder:
 
     def _make(self, path: Path) -> None:
         """Make the folder of a commit, so that it is there also after a loss of power."""
-        missing = [each for each in (path, *path.parents) if not each.exists()]
+        missing = {each for each in (path, *path.parents) if not each.exists()}
         path.mkdir(parents=True, exist_ok=True)
-        for each in missing:
-            _sync(each.parent)
+        for each in (path, *path.parents[:-1]):
+            if each not in self._durable:
+                # One that is there may have been made by a process that was killed before it could sync the name.
+                with contextlib.nullcontext() if each in missing else contextlib.suppress(PermissionError):
+                    _sync(each.parent)
+                self._durable.add(each)
+
+    def settle(self, path: str) -> None:
+        """Return when the names in the folder of a commit are on the disk, whichever rank has made them."""
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or of release 0.1.0
+            _sync(self._path / path)
 
     def remove(self, files: list[str]) -> None:
+        """Remove files; no part before the manifest of its commit."""
+        manifests = [file for file in files if file.endswith(commits.MANIFEST)]
+        for file in manifests:
+            self._unlink(file)
+        for file in manifests:
+            self.settle(file.partition("/")[0])
         for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                (self._path / file).unlink()
+            self._unlink(file)
         for folder in {self._path / file.partition("/")[0] for file in files if "/" in file}:
             with contextlib.suppress(OSError):  # another rank has still a file there
                 folder.rmdir()
+
+    def _unlink(self, file: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self._path / file).unlink()
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
@@ -123,6 +154,15 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _load(mapped: mmap.mmap) -> None:
+    """Let the kernel read all of a mapped file now: what the disk cannot read is an error here, and a SIGBUS later."""
+    try:
+        mapped.madvise(_MADV_POPULATE_READ)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Linux before 5.14
+            raise OSError(errno.EIO, "the disk does not give all of it") from error
 
 
 def _sync(folder: Path) -> None:

@@ -111,7 +111,12 @@ def dtype_of(text: str) -> torch.dtype:
 
 def serialize(value: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    has_checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # the script may have switched them off for its own files
+    try:
+        torch.save(value, buffer)
+    finally:
+        torch.serialization.set_crc32_options(has_checksums)
     return buffer.getvalue()
 
 

@@ -101,6 +101,7 @@ def complete(folder: Folder, maker: Maker, name: commits.DiskName) -> None:
     order = [commits.file_name(commits.DiskName(name.commit, part, name.parts)) for part in range(name.parts)]
     if all(file in there for file in order):
         found = read_indexes(folder, {file: there[file] for file in order})
+        folder.settle(path)  # a manifest must not outlive a loss of power that a part does not
         content = maker.make({file.partition("/")[2]: index for file, index in found.items()})
         unfinished = f".{name.part}{commits.UNFINISHED}"
         folder.write(f"{path}/{commits.MANIFEST}", lambda: [content], unfinished)

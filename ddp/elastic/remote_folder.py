@@ -106,6 +106,9 @@ class RemoteFolder:
 
         self._persist(attempt, f"write {file}")
 
+    def settle(self, path: str) -> None:
+        """An object that can be listed is there to stay."""
+
     def remove(self, files: list[str]) -> None:
         """Remove objects, manifests before all others."""
         manifests = [file for file in files if file.endswith(commits.MANIFEST)]

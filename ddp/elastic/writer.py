@@ -141,4 +141,8 @@ class Writer:
 
     def _prune(self) -> None:
         files = list(self._folder.files())
-        self._folder.remove(commits.files_to_remove(files, self._keep, self._lineage, self._since))
+        kept = commits.commits_to_keep(files, self._keep, self._lineage, self._since)
+        if old := commits.files_to_remove(files, self._keep, self._lineage, self._since):
+            for commit in kept:
+                self._folder.settle(commits.folder_name(commit))
+            self._folder.remove(old)
