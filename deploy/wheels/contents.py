@@ -21,6 +21,7 @@ _CORE = {
     "ddp/telemetry/_ending.abi3.so",
     "ddp/telemetry/_page.abi3.so",
 }
+_PAGE = ROOT / "rendezvous" / "web" / "static"  # what a browser loads
 _IN_SOURCES = (ENTRY, "pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO")
 
 
@@ -42,7 +43,7 @@ def problems_of_wheel(path: Path) -> list[str]:
         f"{name} does not belong there"
         for name in sorted(inside)
         if not name.startswith((ENTRY, *(f"{package}/" for package in PACKAGES)))
-        or not name.endswith((".py", ".pyi", ".md", ".so", "/py.typed"))
+        or not (name.endswith((".py", ".pyi", ".md", ".so", "/py.typed")) or name in _of_the_page())
         or (name.endswith(".so") and name not in _CORE)
     ]
     if "-none-any" in path.name and inside & _CORE:
@@ -57,7 +58,12 @@ def problems_of_wheel(path: Path) -> list[str]:
 def _expected(*, pure: bool) -> set[str]:
     modules = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
     pages = {f"launcher/pages/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-    return {ENTRY} | modules | pages | {f"{name}/py.typed" for name in PACKAGES} | (set() if pure else _CORE)
+    typed = {f"{name}/py.typed" for name in PACKAGES}
+    return {ENTRY} | modules | pages | typed | _of_the_page() | (set() if pure else _CORE)
+
+
+def _of_the_page() -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in _PAGE.rglob("*") if path.is_file()}
 
 
 def problems_of_sources(path: Path) -> list[str]:
@@ -70,6 +76,7 @@ def problems_of_sources(path: Path) -> list[str]:
     for name in PACKAGES:
         found = [path for end in ("*.py", "*.c", "*.h") for path in (ROOT / name).rglob(end)]
         wanted |= {str(path.relative_to(ROOT)) for path in found}
+    wanted |= _of_the_page()
     problems = [f"{name} is missing" for name in sorted(wanted - names)]
     problems += [f"{name} does not belong there" for name in sorted(names) if name.endswith((".so", ".pyc"))]
     return problems + problems_of_metadata(text)

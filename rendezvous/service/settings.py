@@ -291,6 +291,10 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
 
 def _check_page(settled: Mapping[str, Any]) -> None:
     """The page has logins that control jobs, so `--insecure` does not apply to it."""
+    if settled["web"].startswith("unix:"):
+        raise SettingsUnusable(
+            f"invalid --web {settled['web']!r}: use HOST:PORT, for example 127.0.0.1:{PORT + 80}"
+        )
     if not settled["web"] or is_loopback(settled["web"]):
         return
     missing = [] if settled["tls_cert"] else ["--tls-cert and --tls-key"]

@@ -165,6 +165,12 @@ def test_other_machines_are_served_only_with_tls_and_tokens(
     ]
 
 
+def test_a_page_has_a_port() -> None:
+    for address in ("unix:/tmp/page", "localhost", "127.0.0.1:http"):
+        with pytest.raises(SettingsUnusable, match="use HOST:PORT"):
+            parse_serve(("--web", address), {})
+
+
 def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extra.missing_packages() == ""
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "uvicorn" else object())

@@ -111,7 +111,8 @@ export function median(values) {
 
 // Level of a rank: 0 well, 1 slow or behind, 2 bad, 3 not known.
 export const WELL = 0, SLOW_LEVEL = 1, BAD = 2, UNKNOWN = 3;
-const SLOW = 1.2, VERY_SLOW = 1.6, BEHIND = 2;
+const SLOW = 1.2, VERY_SLOW = 1.6;
+const BEHIND = 2, BEHIND_MS = 1000; // nodes answer at different moments, and short steps go on meanwhile
 
 export function summarized(rows, column) {
   const alive = rows.filter((row) => row[column.alive] && row[column.known]);
@@ -143,6 +144,6 @@ function judged(row, column, summary) {
     return { level: BAD, words: `no progress for ${Math.round(row[column.quiet_s])} s`, ratio, behind };
   if (ratio >= VERY_SLOW) return { level: BAD, words: `${ratio.toFixed(2)}× the median step time`, ratio, behind };
   if (ratio >= SLOW) return { level: SLOW_LEVEL, words: `${ratio.toFixed(2)}× the median step time`, ratio, behind };
-  if (behind > BEHIND) return { level: SLOW_LEVEL, words: `${behind} steps behind`, ratio, behind };
+  if (behind > BEHIND && behind * summary.middle > BEHIND_MS) return { level: SLOW_LEVEL, words: `${behind} steps behind`, ratio, behind };
   return { level: WELL, words: "well", ratio, behind };
 }

@@ -4,7 +4,7 @@ import { fill, h, say } from "./dom.js";
 import { moment } from "./format.js";
 import { storyDialog } from "./story.js";
 
-const SHOWN = 200;
+const SHOWN = 200, MARKS = 60;
 const KINDS = {
   decision: ["bad", "Decision"], ended: ["info", "End"], lost: ["bad", "Node lost"], excluded: ["bad", "Node excluded"],
   straggler: ["warn", "Slow rank"], "keeps-up": ["good", "Fast again"], health: ["warn", "Health"], sealed: ["good", "Ranks start"],
@@ -55,23 +55,32 @@ function entry(note, name) {
   );
 }
 
-// Places are shares of the time between the first event and the last; those that would overlap move to the right.
+// Shares of the time between the first event and the last. Marks that would overlap move apart.
+const LEAST = 1.4;
+
+function places(notes) {
+  const first = notes[0].at, span = Math.max(1, notes.at(-1).at - first);
+  const found = [];
+  for (const note of notes) found.push(Math.max((found.at(-1) ?? -LEAST) + LEAST, ((note.at - first) / span) * 100));
+  let next = 100 + LEAST;
+  for (let n = found.length - 1; n >= 0; n--) next = found[n] = Math.min(found[n], next - LEAST);
+  return found;
+}
+
 function drawStrip(strip, notes, name) {
   strip.hidden = notes.length < 2;
   if (notes.length < 2) return fill(strip);
-  const first = notes[0].at, span = Math.max(1, notes.at(-1).at - first);
-  let last = -1;
-  fill(strip, notes.map((note) => {
+  notes = notes.slice(-MARKS);
+  const found = places(notes);
+  fill(strip, notes.map((note, n) => {
     const [shade, title] = kindOf(note);
-    const place = Math.max(last + 1.3, ((note.at - first) / span) * 100);
-    last = place;
     const words = `${title}, ${moment(note.at)}: ${note.text}`;
     const opens = note.kind === "decision" && !isCalm(note);
     const mark = opens
       ? h("button", { type: "button", class: `mark ${isHeal(note) ? "warn" : shade}`, title: words, "aria-label": words, onclick: () => storyDialog(name, note.generation) })
       : h("span", { class: `mark ${shade}`, title: words }, h("span", { class: "unseen" }, words));
     const item = h("li", {}, mark);
-    item.style.left = `${Math.min(100, place)}%`;
+    item.style.left = `${found[n]}%`;
     return item;
   }));
   return strip;
