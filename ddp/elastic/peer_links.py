@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import struct
 import threading
@@ -65,7 +64,6 @@ class Server:
         self._answering: Answering | None = None
         self._lock = threading.Lock()
         self._open: set[socket.socket] | None = set()  # None: stopped
-        self._pid = os.getpid()
 
     def start(self, answering: Answering) -> None:
         self._answering = answering

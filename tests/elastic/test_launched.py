@@ -55,6 +55,20 @@ state.close()
 ddp.shutdown()
 """
 
+# The same with shards, which only their node has; it trains when commit 5 is safe.
+SHARDED = STEPS
+for before, after in (
+    (
+        "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))",
+        "fully_shard(torch.nn.Linear(4, 6))",
+    ),
+    ("import ddp\n", "import ddp\nfrom torch.distributed.fsdp import fully_shard\n"),
+    ("model.module.weight.sum()", "model.weight.full_tensor().sum()"),
+    ("state.step == 5:", "(state.protected_commit or 0) >= 5:"),
+):
+    assert before in SHARDED
+    SHARDED = SHARDED.replace(before, after)
+
 
 @pytest.fixture
 def said(tmp_path: Path) -> Path:
@@ -97,6 +111,33 @@ def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launche
     assert int(step) >= 5
     (said / "finish").touch()
     assert first.wait(100) == 0, first.stderr()
+
+
+@pytest.mark.nightly
+def test_shards_of_a_lost_node_come_from_the_memory_of_others(
+    launch: Callable[..., Launched], said: Path
+) -> None:
+    port = free_port()
+    where = ("--nnodes", "3", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "sharded")
+    script = said / "train.py"
+    script.write_text(SHARDED)
+    words = (*where, "--nproc-per-node", "1", "--max-restarts", "3", "--redundancy", "code:2+1", str(script))
+    first = launch(*words)
+    first.await_listening(port)
+    lost, _stays = launch(*words), launch(*words)
+    eventually(lambda: {"five-0", "five-1", "five-2"} <= set(os.listdir(said)), 100, "commit 5 is protected")
+    lost.send(signal.SIGKILL)
+    launch(*words)
+    pairs = eventually(lambda: both_resumed(said), 100, "all go on")
+    for one, other in pairs:
+        assert one == other  # the weights too, which are in shards
+    in_memory, step, _weights = pairs[-1][0].split()
+    assert in_memory == "True"
+    assert int(step) >= 5
+    (said / "finish").touch()
+    assert first.wait(100) == 0, first.stderr()
+    assert "what rank" in first.stderr()
+    assert "from the memory of other nodes" in first.stderr()
 
 
 def both_resumed(said: Path) -> list[tuple[str, str]]:
