@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from typing import TYPE_CHECKING
 
-from ddp.elastic import scratch
-from ddp.telemetry.coded import WrongUse
+import torch.distributed as dist
+
+from ddp.elastic import request, scratch
+from ddp.telemetry.coded import WrongUse, WrongValue
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ddp.elastic.keeper import Keeper
     from ddp.elastic.state import State
 
-_open: weakref.ref[State] | None = None
+_open: weakref.WeakSet[State] = weakref.WeakSet()
+_scopes: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
+_answered: weakref.WeakSet[State] = weakref.WeakSet()
 
 
-def only_one(state: State) -> None:
-    """Raise if this process has another open State: two of them would overwrite each other's commits."""
-    global _open
-    other = None if _open is None else _open()
-    if other is not None and other is not state and other.is_open:
-        raise WrongUse(
-            "this process already has a State. Put all objects into one State, or close() the other one first"
+def check_scope(scope: str, group: ProcessGroup | None) -> None:
+    if scope and not re.fullmatch(r"[a-z0-9_]{1,40}", scope):
+        raise WrongValue(
+            f"invalid scope={scope!r}: it is part of file names. Use up to 40 small letters, digits and underscores"
         )
-    _open = weakref.ref(state)
+    if group is not None and not scope and group.size() < dist.get_world_size():
+        raise WrongValue(
+            "State(group=...) over a part of the ranks needs a scope: a State over other ranks would overwrite its "
+            'commits. Give the States of each group a name of their own, for example scope="stage0"'
+        )
+
+
+def enter(state: State, scope: str) -> None:
+    """Raise if this process has another open State of this scope: they would overwrite each other's commits."""
+    for other in list(_open):
+        if other is not state and other.is_open and _scopes[other] == scope:
+            raise WrongUse(
+                f"this process already has a State with scope={scope!r}. Put all objects into one State, close() the "
+                "other one first, or give each State a scope of its own"
+            )
+    _open.add(state)
+    _scopes[state] = scope
+
+
+def has_answered(state: State) -> bool:
+    """Note that this State has written a checkpoint; return whether all States of this process have, as requested."""
+    if not request.checkpoint_requested():
+        return True
+    _answered.add(state)
+    if any(each.is_open and each.has_folder and each not in _answered for each in list(_open)):
+        return False
+    _answered.clear()
+    return True
 
 
 def leave(keeper: Keeper, pid: int) -> None:

@@ -28,7 +28,7 @@ from ddp.telemetry.coded import Coded
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_NAME = re.compile(r"ddp-elastic-(\d+)-(\d+)-(\d+)-(\d+)")
+_NAME = re.compile(r"ddp-elastic-(\d+)-(\d+)-(\d+)-(\d+)(?:-[a-z0-9_]+)?")
 _SLOT = "local{local_rank}.slot{number}"
 
 
@@ -38,12 +38,13 @@ class ScratchError(Coded, OSError):
     code = "DDP-8003"
 
 
-def folders(environ: Mapping[str, str]) -> list[Path]:
-    """The folders for commits of this node, the preferred one first."""
+def folders(environ: Mapping[str, str], scope: str = "") -> list[Path]:
+    """The folders for commits of this node, the preferred one first. `scope`: of one of several States."""
     given = environ.get("DDP_SCRATCH")
+    suffix = f"-{scope}" if scope else ""
     owner = os.getppid() if is_launched(environ) else os.getpid()
-    name = f"ddp-elastic-{os.getuid()}-{_process_space()}-{owner}-{_start_time(owner)}"
-    first = Path(given, "elastic") if given else Path("/dev/shm", name)
+    name = f"ddp-elastic-{os.getuid()}-{_process_space()}-{owner}-{_start_time(owner)}{suffix}"
+    first = Path(given, f"elastic{suffix}") if given else Path("/dev/shm", name)
     # /dev/shm may be small. Ordinary files work as well: the page cache keeps them in memory while there is space.
     return [first, Path(tempfile.gettempdir(), name)]
 

@@ -62,6 +62,7 @@ class State:
     `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there. `start_from`: a
     checkpoint of torch.distributed.checkpoint to begin with if there is no commit. `redundancy`: what other nodes
     keep of shards in memory ("copies:1", "code:6+2", "auto" or "none"); default: `ddp-launch --redundancy`, or none.
+    `scope`: a name that tells several States of a job apart; a State over a part of the ranks (`group`) needs one.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class State:
         keep: int = 2,
         start_from: str | os.PathLike[str] | None = None,
         redundancy: str | None = None,
+        scope: str = "",
         group: ProcessGroup | None = None,
         **named: Any,
     ) -> None:
@@ -86,7 +88,10 @@ class State:
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
         self._every, self._disk_every, self._keep = every, disk_every, keep
-        self._folder = None if folder is None else open_folder(folder)
+        open_states.check_scope(scope, group)
+        self._scope = scope
+        path = folder if folder is None or not scope else f"{os.fspath(folder)}/{scope}"
+        self._folder = None if path is None else open_folder(path)
         self._start_from = start_from
         self._redundancy = protection.asked(redundancy, os.environ)
         self._group = group
@@ -157,14 +162,14 @@ class State:
 
     def resume(self) -> Resumed | None:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
-        open_states.only_one(self)
+        open_states.enter(self, self._scope)
         joining.joined()
         team = Team(self._group)
         for sampler in self._samplers:
             sampler.move(team.rank, team.size)
         for world in self._logical_worlds:
             world.move(team)
-        places = scratch.folders(os.environ)
+        places = scratch.folders(os.environ, self._scope)
         node = resume.node_name(places)
         (part, parts), regions = self._contents.partition()
         positions = self._save_live(team, node, is_whole=parts == 1 and not self._contents.averagers)
@@ -310,7 +315,8 @@ class State:
                     f"the checkpoint is incomplete: {'; '.join(failed)}. Earlier commits are still valid, and training "
                     "can continue. Fix the cause, then call checkpoint() again"
                 ) from error
-            request.checkpoint_done()
+            if open_states.has_answered(self):
+                request.checkpoint_done()
         keeper.raise_error()
 
     def _write_checkpoint(self, keeper: Keeper) -> Exception | None:
@@ -358,6 +364,11 @@ class State:
     def is_open(self) -> bool:
         """Whether this State was resumed and is not closed."""
         return self._keeper is not None
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether commits go to disk or to a store."""
+        return self._folder is not None
 
     def _resumed(self) -> tuple[Team, Keeper]:
         if self._team is None:
