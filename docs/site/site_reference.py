@@ -7,11 +7,17 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
+import code_pages
 from command_pages import ddp_rendezvous, ddpctl
 
 PAGES = {
     "reference/ddp-rendezvous.md": ddp_rendezvous,
     "reference/ddpctl.md": ddpctl,
+    "reference/python-api.md": code_pages.python_api,
+    "reference/environment.md": code_pages.environment,
+    "reference/metrics.md": code_pages.metric_names,
+    "reference/events.md": code_pages.events,
+    "reference/protocol.md": code_pages.protocol,
 }
 
 

@@ -30,7 +30,7 @@ class EventKind(StrEnum):
     RESTARTED = "restarted"  # the ranks of node rank 0 have finished their first step after a restart
     NOTICE = "notice"  # for example a rank that is slower than its peers
     NODE = "node"  # the health of this node has changed
-    ENDED = "ended"
+    ENDED = "ended"  # the job is over
     LEFT = "left"  # this agent was stopped, or rejected: the job may continue without it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -13,6 +14,8 @@ sys.path.append(str(ROOT / "docs" / "site"))
 import site_check as check
 import site_links as links
 import site_reference as reference
+
+from launcher.notify.job_events import EventKind
 
 
 class _Settings(yaml.SafeLoader):
@@ -85,3 +88,14 @@ def test_pages_that_are_made_from_the_code(tmp_path) -> None:
     text = (tmp_path / "reference/ddpctl.md").read_text()
     assert "## ddpctl why" in text
     assert "`--cursor-file`" in text
+    api = (tmp_path / "reference/python-api.md").read_text()
+    assert "### ddp.ShardedOptimizer" in api
+    assert "#### State.commit" in api
+    assert "`DDP_LAUNCH_MAX_RESTARTS`" in (tmp_path / "reference/environment.md").read_text()
+    metrics = (tmp_path / "reference/metrics.md").read_text()
+    shown = set(re.findall(r"`ddp_launch_([a-z_]+)`", metrics))
+    source = (ROOT / "launcher/health/exposition.py").read_text()
+    assert shown >= set(re.findall(r'_(?:family|histogram)\(\s*"([a-z_]+)"', source))
+    assert "message Join {" in (tmp_path / "reference/protocol.md").read_text()
+    for kind in EventKind:
+        assert re.search(rf"^\| `{kind}` \| \w", (tmp_path / "reference/events.md").read_text(), re.MULTILINE)

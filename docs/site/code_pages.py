@@ -1,0 +1,184 @@
+"""Pages from docstrings, tables, metrics and the schema of the protocol."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ddp
+from launcher.health import exposition
+from launcher.notify.job_events import EventKind
+from launcher.settings.options import OPTIONS
+from rendezvous import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTO = ROOT / "proto" / "rendezvous" / "v1" / "rendezvous.proto"
+_MODULES = ("elastic", "averaging", "comm_hooks")
+_METRIC = re.compile(r"[a-z][a-z_]+")
+
+
+# --- the Python API ------------------------------------------------------------------------------------------
+
+
+def python_api() -> str:
+    parts = [
+        "# Python API of ddp",
+        inspect.getdoc(ddp) or "",
+        "How to use it: [train with the library](../ddp.md), [make a script elastic](../elastic.md).",
+        *_entries(ddp, [name for name in ddp.__all__ if name not in _MODULES]),
+    ]
+    for name in _MODULES:
+        module = getattr(ddp, name)
+        parts += [f"## ddp.{name}", _prose(inspect.getdoc(module) or ""), *_entries(module, public(module))]
+    return "\n\n".join(parts) + "\n"
+
+
+def public(module: ModuleType) -> list[str]:
+    """The names of `__all__`, or what the module itself defines."""
+    named = getattr(module, "__all__", None)
+    if named is not None:
+        return list(named)
+    own = (
+        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    )
+    return sorted(name for name in own if not name.startswith("_"))
+
+
+def _entries(module: ModuleType, names: list[str]) -> Iterator[str]:
+    for name in names:
+        value = getattr(module, name)
+        yield f"### {module.__name__}.{name}"
+        yield _signature(name, value)
+        yield _prose(inspect.getdoc(value) or "")
+        if inspect.isclass(value):
+            yield from _methods(value)
+
+
+def _methods(of: type) -> Iterator[str]:
+    for name, value in vars(of).items():
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if isinstance(function, property):
+            text = inspect.getdoc(function) or ""
+        elif inspect.isfunction(function):
+            text = inspect.getdoc(function) or ""
+        else:
+            continue
+        if not name.startswith("_") and text:
+            yield f"#### {of.__name__}.{name}"
+            yield "" if isinstance(function, property) else _signature(name, function)
+            yield _prose(text)
+
+
+def _signature(name: str, value: Any) -> str:
+    try:
+        shown = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return ""
+    return f"```python\n{name}{re.sub(r' at 0x[0-9a-f]+', '', shown)}\n```"
+
+
+def _prose(doc: str) -> str:
+    """Our docstrings are text with indented code, which Markdown reads as we do."""
+    return doc.replace("<", "&lt;")
+
+
+# --- variables, metrics, events ----------------------------------------------------------------------------------
+
+
+def environment() -> str:
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in option.variables)} | `{option.flag}` |"
+        for option in OPTIONS
+        if option.variables
+    ]
+    parts = [
+        "# Environment variables",
+        "## Settings of ddp-launch",
+        "Each variable sets an option; a flag overrides it. [The options](../options.md) say what they mean.",
+        "\n".join(("| variable | option |", "|---|---|", *rows)),
+        "## What each rank gets",
+        "The names that torchrun sets have torchrun's meaning.",
+        "\n".join(("| variable |", "|---|", *(f"| `{name}` |" for name in rank_variables()))),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def rank_variables() -> list[str]:
+    source = (ROOT / "launcher" / "ranks" / "worker_env.py").read_text()
+    names = re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK)"(?=: |\] = )', source)
+    return sorted(set(names))
+
+
+def metric_names() -> str:
+    service = [
+        f"| `{metrics._PREFIX}{name}_total` | {what} |" for name, (_, what) in metrics._COUNTERS.items()
+    ]
+    parts = [
+        "# Metrics",
+        "In the text format of Prometheus.",
+        "## Of a node: `--health-port`",
+        "\n".join(("| metric | type | |", "|---|---|---|", *agent_metrics())),
+        "## Of the service: `ddp-rendezvous serve --http`",
+        "\n".join(("| counter | |", "|---|---|", *service)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def agent_metrics() -> list[str]:
+    source = inspect.getsource(exposition)
+    text = r'"((?:[^"\\]|\\.)*)"'
+    rows = []
+    for name, kind, first, second in re.findall(
+        rf'"([a-z_]+)",\s*"(gauge|counter)",\s*{text}(?:\s*{text})?', source
+    ):
+        rows.append(f"| `{exposition._PREFIX}{name}` | {kind} | {first}{second} |")
+    for name, what in re.findall(rf'_histogram\(\s*"([a-z_]+)",\s*{text}', source):
+        rows.append(f"| `{exposition._PREFIX}{name}` | histogram | {what} |")
+    return rows
+
+
+def events() -> str:
+    source = (ROOT / "launcher" / "notify" / "job_events.py").read_text()
+    when = dict(re.findall(r'^    [A-Z_]+ = "([a-z_-]+)"  # (.*)$', source, re.MULTILINE))
+    rows = [f"| `{kind}` | {when.get(kind, '')} |" for kind in EventKind]
+    return (
+        "\n\n".join(
+            (
+                "# Events",
+                "What `--on-event` passes to a command, and entry points to a function. "
+                "How to use them, and their fields: [events](../events.md).",
+                "\n".join(("| event | when |", "|---|---|", *rows)),
+            )
+        )
+        + "\n"
+    )
+
+
+# --- the protocol --------------------------------------------------------------------------------------------------
+
+
+def protocol() -> str:
+    """The comments of the schema explain it: it is shown whole, by its parts."""
+    text = PROTO.read_text()
+    head, _, _ = text.partition('syntax = "proto3";')
+    services = re.findall(r"^service (\w+) \{.*?^\}", text, re.MULTILINE | re.DOTALL)
+    return (
+        "\n\n".join(
+            (
+                "# Wire protocol",
+                "gRPC, over one port. Agents and tools in other languages need only this schema. "
+                "[Which releases work together](../releases.md).",
+                "\n".join(f"- `{name}`" for name in services),
+                "```text\n" + re.sub(r"^// ?", "", head.strip(), flags=re.MULTILINE) + "\n```",
+                "## The schema",
+                "```proto\n" + text[len(head) :].strip() + "\n```",
+            )
+        )
+        + "\n"
+    )

@@ -1,0 +1,19 @@
+"""Each tutorial of the site, done from top to bottom in an empty folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from page_player import play
+from tidy import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    play(page, tmp_path)
