@@ -24,7 +24,15 @@ TARGETS = {
     ("requirements",): (*INSTALLED, "test", "tools"),
 }
 # For those who have them: a backend, and the page.
-OPTIONAL = {"cloudpickle": "ddp", "mpi4py": "ddp", "starlette": "rendezvous", "uvicorn": "rendezvous"}
+OPTIONAL = {
+    "accelerate": "examples",
+    "lightning": "examples",
+    "transformers": "examples",
+    "cloudpickle": "ddp",
+    "mpi4py": "ddp",
+    "starlette": "rendezvous",
+    "uvicorn": "rendezvous",
+}
 NOT_HERE = {
     "cyclonedx": "cyclonedx-python-lib"
 }  # in an environment of its own: its metadata are not installed here
