@@ -1,6 +1,6 @@
-"""The parts `launch`, `first-step` and `restart`: ddp-launch and torchrun in turns, over contexts on the card and NCCL.
+"""The parts `launch`, `first-step`, `restart` and `heal`: ddp-launch and torchrun in turns, over contexts and NCCL.
 
-gpu_launch.py launch|first-step|restart
+gpu_launch.py launch|first-step|restart|heal
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sidebyside import Contender, Quantity, Round, Run, compare, play_all
 from watched import WatchedRun
 
 _PROGRAM = os.path.join(gpu_part.PROGRAMS, "first_step.py")
+_HEALS = os.path.join(gpu_part.PROGRAMS, "heals.py")
 _ROUNDS = 1 if gpu_part.IS_REHEARSAL else 3
 _TIMEOUT_S = 60.0
 
@@ -35,10 +36,12 @@ TORCHRUN = Module("torchrun", "torch.distributed.run", (("TORCH_DISABLE_SHARE_RD
 DDP_LAUNCH = Module("ddp-launch", "launcher")
 # torch's DDP imports it in each rank of each generation; here it is imported once.
 PRELOADS = Module("ddp-launch --preload torch._dynamo", "launcher")
+IN_PLACE = Module("ddp-launch --recover in-place", "launcher")
 CONTENDERS = {
     "launch": (TORCHRUN, DDP_LAUNCH),
     "first-step": (TORCHRUN, DDP_LAUNCH, PRELOADS),
     "restart": (TORCHRUN, DDP_LAUNCH, PRELOADS),
+    "heal": (TORCHRUN, IN_PLACE),
 }
 
 
@@ -79,6 +82,20 @@ def restart(contender: Contender, ranks: int) -> dict[str, float]:
         return {"gone": max(run.ended[pid] for pid in old) - killed} | since
 
 
+def heal(contender: Contender, ranks: int) -> dict[str, float]:
+    """A model is compiled: the caches of the compiler are warm, since the first attempt has filled them."""
+    env = dict(contender.env) | gpu_part.sharing_env(ranks)
+    how = ("--recover", "in-place") if contender is IN_PLACE else ()
+    words = contender.argv("--nproc-per-node", str(ranks), "--max-restarts", "3", *how, _HEALS)
+    with WatchedRun(words, env, 2 * _TIMEOUT_S) as run:
+        run.until(lambda run: len(run.of("step")) == ranks)
+        run.open_gate(1)
+        run.until(lambda run: len(run.of("step", attempt=1)) == ranks)
+        killed = run.last("kill", 1)
+        others = [stamp.at for stamp in run.of("step", attempt=1) if stamp.rank < ranks - 1]
+        return {"others": max(others) - killed, "step": run.last("step", ranks, attempt=1) - killed}
+
+
 KINDS = {
     "launch": (
         launch,
@@ -105,6 +122,13 @@ KINDS = {
             Quantity("step", "first training step of the new attempt", ratio=0.3),
         ),
     ),
+    "heal": (
+        heal,
+        (
+            Quantity("others", "the ranks that live have finished a step"),
+            Quantity("step", "all ranks have finished a step"),
+        ),
+    ),
 }
 
 
@@ -114,6 +138,8 @@ def main() -> None:
     ranks = 2 if gpu_part.IS_REHEARSAL else 8
     if kind != "launch":
         ranks = 1 if gpu_part.why_not_ranks(2) else 2
+    if kind == "heal" and ranks == 1:
+        gpu_part.not_run(gpu_part.why_not_ranks(2))
     played: list[dict[str, Run]] = []
     # Before the first of the parts a round fills the page cache.
     for number in range(-1 if kind == "launch" and not gpu_part.IS_REHEARSAL else 0, _ROUNDS):

@@ -19,6 +19,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "launch": ("Launch with contexts on the GPU", "torchrun", "ddp-launch"),
     "first-step": ("Launch to the first training step", "torchrun", "ddp-launch"),
     "restart": ("Restart: seconds after the death of a rank", "torchrun", "ddp-launch"),
+    "heal": ("Heal in place: seconds after the death of a rank, compiled GPT", "torchrun", "ddp-launch"),
     "reducer": ("A training step", "torch", "ours"),
     "cpu": ("CPU time of a backward", "torch", "ours"),
     "hooks": ("A training step with communication hooks", "torch", "ours"),

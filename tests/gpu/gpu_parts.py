@@ -74,6 +74,14 @@ _BENCHES = (
         100,
         240,
     ),
+    Part(
+        "heal",
+        "death of a rank to the next step of a compiled GPT of 124M, the others in place, beside torchrun",
+        "gpu_launch.py",
+        ("heal",),
+        50,
+        240,
+    ),
     *(
         Part(
             f"reducer-{model}-{ranks}",
