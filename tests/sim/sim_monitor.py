@@ -23,7 +23,16 @@ from rendezvous.values.events import (
     StoreOpened,
 )
 from rendezvous.values.state import JobState, Phase
-from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, World
+from rendezvous.values.types import (
+    AgentId,
+    Assignment,
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    SourceChange,
+    World,
+)
 
 if TYPE_CHECKING:
     from sim_agent import SimAgent
@@ -114,7 +123,11 @@ class Monitor:
         require(before.phase is not Phase.ENDED, "written after the end")
         require(state.restarts_used <= self._world.spec.budget.limit, "more restarts than the budget has")
         final = {d.generation: d for d in state.decisions if d.cause is not None}
-        generations = [d.generation for d in final.values() if d.kind not in _NO_RESTART]
+        restarts = [d for d in final.values() if d.kind not in _NO_RESTART]
+        generations = [d.generation for d in restarts if d.sources is not SourceChange.ROLLBACK]
+        rollbacks = len(restarts) - len(generations)
+        require(rollbacks <= state.reload.rollbacks + 1, "a rollback was not carried out")  # the last one: yet
+        require(state.reload.rollbacks <= state.reload.reloads, "a rollback without a reload")
         plain = [g for g in generations if not final[g].in_place]
         require(len(plain) <= state.restarts_used, "a restart after a failure counts as a heal")
         charged = state.restarts_used + state.heals_used

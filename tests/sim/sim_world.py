@@ -18,7 +18,14 @@ from sim_training import Training
 
 from launcher.exchange import CheckpointSignal, StopRequested
 from rendezvous.session_replay import Redirect
-from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
+from rendezvous.values.events import (
+    JobAborted,
+    JobResized,
+    NodeDrained,
+    NodeResumed,
+    ReloadOrdered,
+    RestartOrdered,
+)
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
@@ -180,6 +187,7 @@ class Job(SimWorld):
     def _order(self) -> None:
         node, most = self.rng.choice(self.nodes), self.spec.max_nodes
         orders = [NodeDrained(node, "repairs"), NodeResumed(node), RestartOrdered("a whim")] * 3
+        orders += [ReloadOrdered("an edit", 10)] * 2
         orders += [
             JobResized(1, most),
             JobResized(1, max(1, most - 1)),
