@@ -126,7 +126,9 @@ class Monitor:
         restarts = [d for d in final.values() if d.kind not in _NO_RESTART]
         generations = [d.generation for d in restarts if d.sources is not SourceChange.ROLLBACK]
         rollbacks = len(restarts) - len(generations)
-        require(rollbacks <= state.reload.rollbacks + 1, "a rollback was not carried out")  # the last one: yet
+        require(
+            rollbacks <= state.reload.rollbacks + 1, "a rollback was not carried out"
+        )  # the last one: yet
         require(state.reload.rollbacks <= state.reload.reloads, "a rollback without a reload")
         plain = [g for g in generations if not final[g].in_place]
         require(len(plain) <= state.restarts_used, "a restart after a failure counts as a heal")

@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "a heal that became a restart is not counted as one",
         "rendezvous.rounds.stopping",
-        "        elif decision.in_place and not final.in_place:\n            state = healing.recounted(state, now)\n",
-        "",
+        "return healing.recounted(state, now) if sent.in_place and not final.in_place else state",
+        "return state",
     ),
     Mutant(
         "no rank was paused, and the world is sealed in place",
