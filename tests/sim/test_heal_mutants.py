@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "paused ranks continue where all others restart",
         _MACHINE,
-        "if state.live and not (assignment.in_place and max(state.live) < assignment.nproc):",
+        "if state.live and (is_other or not (assignment.in_place and max(state.live) < assignment.nproc)):",
         "if state.live and max(state.live) >= assignment.nproc:",
     ),
     Mutant(
@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "ranks that ended since the seal are not reported",
         _MACHINE,
-        "return state, (*missing, *_if(",
-        "return state, (*(), *_if(",
+        "return state, (*missing, *sources, *_if(",
+        "return state, (*sources, *_if(",
     ),
 )
 
