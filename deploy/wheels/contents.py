@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("launcher", "rendezvous", "ddp")
 ENTRY = "_ddp_launch_entry.py"
-LARGEST = 1_500_000
+LARGEST = 2_000_000  # the page has 60 kB of it, the manual 160 kB
 _CORE = {
     "ddp/groups/_native.abi3.so",
     "ddp/elastic/_erasure.abi3.so",
