@@ -56,7 +56,7 @@ def test_gossip_is_brought_together(crew_of: CrewOf) -> None:
 
 
 def test_a_state_of_another_model_is_refused(crew_of: CrewOf) -> None:
-    with pytest.raises(AssertionError, match=r"ValueError.*'0\.bias'"):
+    with pytest.raises(AssertionError, match=r"WrongValue.*'0\.bias'"):
         crew_of("gloo", 2).run(trials.of_another_model)
 
 

@@ -132,16 +132,16 @@ def test_torchs_own_sharding(crew_of: CrewOf, backend: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "says"),
     [
-        ("plain module", "TypeError", "ddp.DistributedDataParallel"),
-        ("left out", "ValueError", "'scale' of the model is not in this optimizer"),
-        ("not elementwise", "ValueError", "elementwise=True"),
-        ("sparse", "ValueError", "the gradient of 'weight'"),
-        ("twice", "RuntimeError", "can only be called once"),
-        ("state of all", "RuntimeError", "consolidate_state_dict"),
-        ("one more group", "RuntimeError", "add_param_group()"),
-        ("no_sync only", "RuntimeError", "no_sync()"),
-        ("moved", "RuntimeError", "'first.weight' was replaced"),
-        ("other groups", "ValueError", "parameter groups"),
+        ("plain module", "WrongType", "ddp.DistributedDataParallel"),
+        ("left out", "WrongValue", "'scale' of the model is not in this optimizer"),
+        ("not elementwise", "WrongValue", "elementwise=True"),
+        ("sparse", "WrongValue", "the gradient of 'weight'"),
+        ("twice", "WrongUse", "can only be called once"),
+        ("state of all", "WrongUse", "consolidate_state_dict"),
+        ("one more group", "WrongUse", "add_param_group()"),
+        ("no_sync only", "WrongUse", "no_sync()"),
+        ("moved", "WrongUse", "'first.weight' was replaced"),
+        ("other groups", "WrongValue", "parameter groups"),
     ],
 )
 def test_misuse_is_named(crew_of: CrewOf, how: str, kind: str, says: str) -> None:
