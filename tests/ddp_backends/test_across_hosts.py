@@ -125,7 +125,7 @@ def test_a_host_that_does_not_come_is_named(several_hosts, absent):
 def test_shm_is_for_one_host():
     with crew_of("aab", "shm") as ranks:
         assert len(ranks.problems) == 3
-        assert {each.kind for each in ranks.problems} == {"ValueError"}
+        assert {each.kind for each in ranks.problems} == {"WrongValue"}
         assert "hier" in ranks.problems[0].text
 
 

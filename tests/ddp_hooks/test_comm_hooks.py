@@ -108,7 +108,7 @@ def test_what_a_hook_cannot_average_is_named(
     crew = crew_of("gloo", 2)
     crew.tell(trials.refused, hook, kind, which)
     for answer in crew.answers():
-        assert answer.kind == ("TypeError" if which == "ours" else answer.kind)
+        assert answer.kind == ("WrongType" if which == "ours" else answer.kind)
         assert re.search(named, answer.text), answer.text
 
 

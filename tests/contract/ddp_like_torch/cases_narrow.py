@@ -50,7 +50,7 @@ def attempt(trial: Trial, act: Any) -> Any:
 
 @better(
     torch="RuntimeError",
-    ours="TypeError",
+    ours="WrongType",
     says={"outcome": ["'weight'", "float8_e4m3fn", "bfloat16 or wider", "freeze"]},
 )
 def a_trained_parameter_in_fp8(trial: Trial) -> None:
