@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+NIGHTLY = ("debug-a-hang", "elastic-training", "find-a-slow-rank")  # each takes tens of seconds
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.nightly] * (page.stem in NIGHTLY))
+        for page in PAGES
+    ],
+)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
     play(page, tmp_path)
