@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rendezvous.access.auth import Right
+from rendezvous.access.secret import NAME
 from rendezvous.codec import BadMessage, encode, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rendezvous.values.events import Event
 
 _REASON_CHARS = 500
+_HOLDERS = {f"certificate {NAME}": "a holder of the job secret"}  # its certificate names nobody
 _JOBS_LISTED = 10_000
 
 
@@ -114,7 +116,7 @@ class Operations:
         if isinstance(wanted, ACTS):
             identity.require(Right.CONTROL, request.job_id)
         job = await self._find(request.job_id)
-        if remark := asked_by(identity.name, wanted, job.state.generation):
+        if remark := asked_by(_shown(identity.name), wanted, job.state.generation):
             job.remark(remark)
         with count_open(self._questions, identity):
             return await inquire(job, request, wanted)
@@ -156,7 +158,7 @@ class Operations:
     async def _reload(self, request: Any, identity: Identity) -> Any:
         with count_open(self._questions, identity):
             job = await self._find(request.job_id)
-            response, order = await prepared(job, request, identity.name, _words(request))
+            response, order = await prepared(job, request, _shown(identity.name), _words(request))
             response.job.CopyFrom(await self._ordered(request.job_id, order))
             return response
 
@@ -188,4 +190,13 @@ def _words(request: Any) -> str:
 
 
 def _reason(request: Any, identity: Identity) -> str:
-    return _words(request) or f"{identity.name} gave no reason"
+    return reason_text(_words(request), identity.name)
+
+
+def reason_text(words: str, who: str) -> str:
+    """The reason, as it stands after "aborted by an operator: ". Without one, it says where the order came from."""
+    return words or f"no reason given (ordered by {_shown(who)})"
+
+
+def _shown(who: str) -> str:
+    return _HOLDERS.get(who, who)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rendezvous.access.secret import NAME
 from rendezvous.client.options import OptionsUnusable, client_options
 from rendezvous.machine import step
 from rendezvous.rounds.join_limits import join_problem
@@ -16,6 +17,7 @@ from rendezvous.rounds.outcome_truncation import ENDED_BYTES, fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import view_of
 from rendezvous.service.limits import Allowance, Counts, LimitReached, Rates
+from rendezvous.service.operations import reason_text
 from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import (
     AgentHeard,
@@ -155,6 +157,20 @@ def test_a_life_in_lines() -> None:
     assert view.summary.reason == "aborted by an operator: enough"
     assert [node.node for node in view.nodes] == ["a", "b"]
     assert decode_state(encode_state(state)) == state
+
+
+@pytest.mark.parametrize(
+    ("words", "who", "shown"),
+    [
+        ("enough", "token ann", "enough"),
+        ("", "token ann", "no reason given (ordered by token ann)"),
+        ("", "a user of this machine", "no reason given (ordered by a user of this machine)"),
+        ("", f"certificate {NAME}", "no reason given (ordered by a holder of the job secret)"),
+        ("", "certificate ann", "no reason given (ordered by certificate ann)"),
+    ],
+)
+def test_an_order_without_a_reason_says_who_gave_it(words: str, who: str, shown: str) -> None:
+    assert reason_text(words, who) == shown
 
 
 def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:

@@ -116,7 +116,7 @@ def test_exit_codes_are_those_of_the_command():
     shown = re.findall(
         r"^  (\d+|N) +(.*(?:\n {8}.*)*)", usage.help_text(200).partition("Exit codes:")[2], re.MULTILINE
     )
-    assert len(shown) == 8
+    assert len(shown) == 9
     for code, meaning in shown:
         assert rows[code] == meaning.partition("; 128+S")[0]
 

@@ -71,7 +71,7 @@ def test_a_job_without_a_service_is_found_asked_and_commanded(
     assert "verdict     exit-code: " in ctl(capsys, "why")
     assert "stopped" in ctl(capsys, "events", found["job_id"])
     ctl(capsys, "abort", found["job_id"], "--reason", "enough")
-    assert job.wait() != 0
+    assert job.wait() == 143
     assert "enough" in job.stderr()
     assert local.endpoints() == []
     job.assert_nothing_left()
