@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.supervised import Supervision
     from rendezvous.values.rank_view import RankView
 
-_FIRST_S, _LONGEST_PAUSE_S = 10.0, 600.0
+_FIRST_S, _SECOND_S, _LONGEST_PAUSE_S = 2.0, 10.0, 600.0
 
 
 class StatusLine:
@@ -65,7 +65,7 @@ class StatusLine:
 
 
 class WaitingMessages:
-    """Logs what the job waits for: after 10 s, then each time the wait has doubled, or every 10 min."""
+    """Logs what the job waits for, at the moments of `next_message_s`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -77,7 +77,7 @@ class WaitingMessages:
             case Waiting(reason, present, wanted, stands_by=False):
                 self._what = f"{reason} ({present} of {wanted} nodes have joined)"
                 if self._next is None:
-                    self._log_after(_FIRST_S, 0.0)
+                    self._log_after(0.0)
             case Waiting() | Assigned():  # UserMessages reports a standby at once
                 self.end()
 
@@ -86,12 +86,23 @@ class WaitingMessages:
             self._next.cancel()
             self._next = None
 
-    def _log_after(self, pause_s: float, waited_s: float) -> None:
-        self._next = asyncio.get_running_loop().call_later(pause_s, self._log, waited_s + pause_s)
+    def _log_after(self, waited_s: float) -> None:
+        then_s = next_message_s(waited_s)
+        self._next = asyncio.get_running_loop().call_later(then_s - waited_s, self._log, then_s)
 
     def _log(self, waited_s: float) -> None:
         self._say(f"{self._what}, for {waited_s:.0f} s so far")
-        self._log_after(min(waited_s, _LONGEST_PAUSE_S), waited_s)
+        self._log_after(waited_s)
+
+
+def next_message_s(waited_s: float) -> float:
+    """How long a wait is when it is mentioned again: 2 s, 10 s, then each time it has doubled, or every 10 min.
+
+    A person at a terminal must see soon what is missing; in a log, nodes that come seconds apart are no news.
+    """
+    if waited_s < _FIRST_S:
+        return _FIRST_S
+    return max(_SECOND_S, waited_s + min(waited_s, _LONGEST_PAUSE_S))
 
 
 def _running_text(state: Supervision, starting: bool) -> str:

@@ -53,7 +53,7 @@ def pair(launch: Launch, port: int, *words: str) -> tuple[Launched, Launched]:
 
 
 def test_a_log_tells_what_the_job_waits_for_until_it_is_there(launch: Launch, port: int, script: str) -> None:
-    words = "waiting for 1 more node (1 of 2 nodes have joined), for 10 s so far"
+    words = "waiting for 1 more node (1 of 2 nodes have joined), for 2 s so far"
     first = node(launch, port, script, "-1")
     eventually(lambda: words in first.stderr())
     second = node(launch, port, script, "-1")
