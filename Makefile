@@ -98,12 +98,12 @@ RESULTS ?= gpu-results
 LIBNCCL ?=
 GPU_PYTHON := $(if $(filter file undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 gpu:
-	@$(GPU_PYTHON) tests/gpu/gpu_command.py $(PARTS) --budget $(BUDGET) --results "$(RESULTS)" \
+	@$(GPU_PYTHON) tests/gpu/gpu_command.py $(PARTS) --budget "$(or $(BUDGET),1500)" --results "$(or $(RESULTS),gpu-results)" \
 		$(if $(LIBNCCL),--libnccl $(LIBNCCL)) $(if $(AGAIN),--again) $(if $(REHEARSE),--rehearse $(REHEARSE:1=cpu)) $(if $(INSTALLED),--installed)
 
 # What it measured, into docs/performance.md and docs/faults.md.
 gpu-docs:
-	@$(GPU_PYTHON) tests/gpu/gpu_docs.py "$(RESULTS)/gpu.json"
+	@$(GPU_PYTHON) tests/gpu/gpu_docs.py "$(or $(RESULTS),gpu-results)/gpu.json"
 
 # Wheels for a machine without a network, for this release of Python.
 FOR_PYTHON ?= 3.12

@@ -21,6 +21,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import gpu_floor  # noqa: F401  first: it refuses a Python that cannot read the others
 import gpu_machine
 import gpu_parts
 import gpu_results
@@ -61,9 +62,12 @@ def arguments() -> argparse.Namespace:
 
 
 def seconds(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):  # also refuses nan
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0. Give for example 570")
     return number
 
 
@@ -87,7 +91,22 @@ def main() -> int:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     print(f"{', '.join(machine['devices']) or 'a rehearsal on CPUs'}; torch {machine['torch']}")
-    Run(options, env, results).through(names)
+    try:
+        Run(options, env, results).through(names)
+    except KeyboardInterrupt:
+        print(
+            f"\ngpu: interrupted. {options.results}/gpu.json has the parts that ended before. "
+            "Run the command again to go on",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
+    except OSError as error:
+        print(
+            f"\ngpu: {error.filename or options.results}: {error.strerror or error}. {options.results}/gpu.json "
+            "has the parts that ended before. Repair this, and run the command again to go on",
+            file=sys.stderr,
+        )
+        return 2
     return summary(names, results, options)
 
 
@@ -196,9 +215,11 @@ class Run:
                     stderr=output,
                     start_new_session=True,
                 )
-                in_time = _wait(process, limit_s)
-                end_all(mark)
-                process.wait()
+                try:
+                    in_time = _wait(process, limit_s)
+                finally:  # also if somebody interrupts this command: a part is in a session of its own
+                    end_all(mark)
+                    process.wait()
             took_s = time.monotonic() - began
             text = log.read_text(errors="replace")
             self._keep_log(part, text)
@@ -301,4 +322,5 @@ def summary(names: list[str], results: Results, options: argparse.Namespace) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
     sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import gpu_floor  # noqa: F401  first: it refuses a Python that cannot read the others
 import gpu_page
 import gpu_results
 
@@ -36,8 +37,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    for page, name, text in PLACES:
-        page.write_text(replaced(page.read_text(), name, text(results)))
+    new = [(page, replaced(page.read_text(), name, text(results))) for page, name, text in PLACES]
+    for page, text in new:  # both or none
+        page.write_text(text)
         print(f"wrote {page.relative_to(ROOT)}")
     return 0
 

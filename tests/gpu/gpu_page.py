@@ -66,12 +66,15 @@ def _origin(results: Results) -> str:
     for key, title in (("torch", "torch"), ("cuda", "CUDA"), ("nccl", "NCCL"), ("driver", "driver")):
         if machine.get(key):
             words.append(f"{title} {machine[key]}")
-    words += [f"Python {machine['python']}", f"{machine['processor']}, {machine['cpus']} CPUs"]
+    words.append(f"Python {machine['python']}")
+    words += [
+        f"{machine[key]}{unit}" for key, unit in (("processor", ""), ("cpus", " CPUs")) if key in machine
+    ]
     sharing = {
         "": "",
         "multi-rank": " Several ranks share a card by NCCL_MULTI_RANK_GPU_ENABLE=1.",
         "host-ids": " Several ranks share a card: each gives another NCCL_HOSTID, and NCCL connects them by sockets.",
-    }[results.sharing()]
+    }.get(results.sharing(), "")
     return f"Machine: {', '.join(words)}.{sharing}"
 
 

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import gpu_format
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -93,10 +95,11 @@ def from_json(text: str) -> Results:
     try:
         whole = json.loads(text)
         known = whole["format"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise WrongResults("it is not a file of results of `make gpu`") from None
     if known != FORMAT:
-        raise WrongResults(f"its format is {known}, and this version reads format {FORMAT}")
+        raise WrongResults(f"its format is {known!r}, and this version reads format {FORMAT}")
+    gpu_format.check(whole, tuple(Outcome))
     parts = {
         name: PartResult(**(each | {"outcome": Outcome(each["outcome"])}))
         for name, each in whole["parts"].items()
@@ -109,8 +112,13 @@ def read(path: Path) -> Results | None:
         return None
     try:
         return from_json(path.read_text())
-    except WrongResults as error:
-        raise WrongResults(f"cannot go on with {path}: {error}. Remove it, or name another folder") from None
+    except (WrongResults, gpu_format.Damaged, UnicodeDecodeError) as error:
+        why = "it is not a text file" if isinstance(error, UnicodeDecodeError) else error
+        raise WrongResults(f"cannot go on with {path}: {why}. Remove it, or name another folder") from None
+    except OSError as error:
+        raise WrongResults(
+            f"cannot read {path}: {error.strerror}. Name another folder with RESULTS="
+        ) from None
 
 
 def write(path: Path, results: Results) -> None:

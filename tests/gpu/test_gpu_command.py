@@ -36,25 +36,6 @@ def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(done, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("budget", ["nan", "-3", "0", "inf", "soon"])
-def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: str, tmp_path: Path) -> None:
-    done = command("--list", f"--budget={budget}", folder=tmp_path)
-    assert done.returncode == 2
-    assert f"argument --budget: invalid seconds value: '{budget}'" in done.stderr
-
-
-def test_a_folder_that_cannot_hold_results_is_named_before_anything_runs(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.touch()
-    for folder, why in (
-        (taken, "File exists"),
-        (taken / "below", "Not a directory"),
-        (Path("/proc/x"), "No such"),
-    ):
-        with pytest.raises(WrongResults, match=f"cannot write results into {folder}: {why}.*RESULTS="):
-            gpu_command.earlier(argparse.Namespace(results=folder, rehearse=None), MACHINE)
-
-
 # --- the plan ----------------------------------------------------------------------------------------
 
 
