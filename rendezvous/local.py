@@ -3,6 +3,11 @@
 A job on one machine runs its rendezvous inside its agent, without gRPC. The agent only listens on a small Unix socket.
 The first connection to it makes the agent load gRPC, and serve the calls for tools on a second socket. Both are in a
 folder that only this user can access, so there are no tokens.
+
+The folder is in $XDG_RUNTIME_DIR, or in /tmp if that is not set or cannot be used. Both sides choose it by the same
+rule, so without the name of a job ddpctl finds the jobs of its own environment: those of another one on a shared
+account are not met by mistake. A job that is named is found in either folder, because a batch system may start it
+without the variable that a login sets.
 """
 
 from __future__ import annotations
@@ -20,13 +25,15 @@ if TYPE_CHECKING:
     from rendezvous.embedded import EmbeddedRendezvous
 
 _WAKE, _CALLS = ".job", ".grpc"
+_SHARED = "/tmp"
 _LONGEST = 100  # of the path of a Unix socket
+_DIGITS = 24  # of the digest that replaces an odd name
 _READY = b"ready\n"
 _WAKE_S = 10.0
 
 
 def _folders() -> Iterator[str]:
-    for base in (os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"):
+    for base in (os.environ.get("XDG_RUNTIME_DIR", ""), _SHARED):
         if base and os.path.isdir(base):
             yield os.path.join(base, f"ddp-launch-jobs-{os.getuid()}")
 
@@ -39,6 +46,14 @@ def _is_ours(folder: str) -> bool:
     return False
 
 
+def _is_usable(folder: str) -> bool:
+    """Whether an agent can listen in it: it is ours, or can be made, and its name leaves room for a socket."""
+    if len(os.fsencode(folder)) + 1 + _DIGITS + len(_CALLS) > _LONGEST:
+        return False
+    can_make = not os.path.lexists(folder) and os.access(os.path.dirname(folder), os.W_OK | os.X_OK)
+    return can_make or _is_ours(folder)
+
+
 def _path(folder: str, job_id: str) -> str:
     """The path without its ending. A name that is too long or odd is replaced by its digest."""
     path = os.path.join(folder, job_id)
@@ -47,7 +62,7 @@ def _path(folder: str, job_id: str) -> str:
     ):
         import hashlib
 
-        path = os.path.join(folder, hashlib.sha256(job_id.encode()).hexdigest()[:24])
+        path = os.path.join(folder, hashlib.sha256(job_id.encode()).hexdigest()[:_DIGITS])
     return path
 
 
@@ -55,16 +70,18 @@ def _path(folder: str, job_id: str) -> str:
 
 
 def endpoint_of(job_id: str) -> str:
-    """The endpoint of a job on this machine; empty if it has none."""
+    """The endpoint of a job of this user on this machine, in either folder; empty if it has none."""
     paths = (_path(folder, job_id) for folder in _folders() if _is_ours(folder))
     return next((f"unix:{path}{_CALLS}" for path in paths if os.path.exists(path + _WAKE)), "")
 
 
 def endpoints() -> list[str]:
+    """The endpoints of the jobs whose agents have the environment of this process."""
+    folder = next(filter(_is_usable, _folders()), "")
+    names = sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else []
     return [
         f"unix:{os.path.join(folder, name.removesuffix(_WAKE))}{_CALLS}"
-        for folder in filter(_is_ours, _folders())
-        for name in sorted(os.listdir(folder))
+        for name in names
         if name.endswith(_WAKE)
     ]
 
@@ -101,7 +118,7 @@ async def offer(job: EmbeddedRendezvous) -> Callable[[], Awaitable[None]]:
 
 
 def _places(job_id: str) -> Iterator[str]:
-    for folder in _folders():
+    for folder in filter(_is_usable, _folders()):
         with suppress(OSError):
             os.mkdir(folder, 0o700)
         if _is_ours(folder):

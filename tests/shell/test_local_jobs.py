@@ -108,3 +108,29 @@ def test_a_name_that_is_no_file_name_gets_a_short_path(job_id: str) -> None:
     path = local._path("/run/user/1000/ddp-launch-jobs-1000", job_id)
     assert os.path.dirname(path) == "/run/user/1000/ddp-launch-jobs-1000"
     assert len(path) < 100
+
+
+@pytest.mark.parametrize(
+    ("chosen", "has_own"),
+    [("near", True), ("", False), ("not-there", False), ("n" * 80, False), ("open", False)],
+    ids=["set", "not set", "no folder", "too long for a socket", "open to others"],
+)
+def test_tools_look_where_agents_of_their_environment_listen(
+    monkeypatch: pytest.MonkeyPatch, runtime: str, chosen: str, has_own: bool
+) -> None:
+    monkeypatch.undo()
+    name = f"ddp-launch-jobs-{os.getuid()}"
+    for base in ("shared", "near", "n" * 80, f"open/{name}"):
+        os.makedirs(os.path.join(runtime, base))
+    os.chmod(os.path.join(runtime, "open", name), 0o777)
+    shared = os.path.join(runtime, "shared")
+    monkeypatch.setattr(local, "_SHARED", shared)
+    for base in ("near", ""):  # two agents: one in an environment with the folder, one without
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base and os.path.join(runtime, base))
+        path = next(local._places(f"job-{base}"))
+        open(f"{path}.job", "w").close()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", chosen and os.path.join(runtime, chosen))
+    job, base = ("job-near", os.path.join(runtime, "near")) if has_own else ("job-", shared)
+    assert local.endpoints() == [f"unix:{base}/{name}/{job}.grpc"]
+    assert next(local._places("new")) == f"{base}/{name}/new"
+    assert local.endpoint_of("job-") == f"unix:{shared}/{name}/job-.grpc"  # whose name is given
