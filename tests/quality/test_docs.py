@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import tidy
@@ -119,6 +120,17 @@ def test_exit_codes_are_those_of_the_command():
     assert len(shown) == 9
     for code, meaning in shown:
         assert rows[code] == meaning.partition("; 128+S")[0]
+
+
+def test_diagrams_are_committed_pictures_that_are_shown():
+    """The site shows a diagram in mermaid as its source, since nothing on it is loaded from elsewhere."""
+    pages = {page: page.read_text() for page in PAGES}
+    assert [page for page, text in pages.items() if "```mermaid" in text] == []
+    shown = "".join(pages.values())
+    for picture in (ROOT / "docs" / "img").glob("*.svg"):
+        assert f"img/{picture.name})" in shown, picture
+        root = ElementTree.parse(picture).getroot()
+        assert root.find("{http://www.w3.org/2000/svg}title") is not None, picture
 
 
 def test_every_decision_has_its_number():
