@@ -57,7 +57,7 @@ class Course:
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
         if isinstance(error, Exception):
-            self.trial.note("outcome", f"raised {type(error).__name__} in {self.point}")
+            self.trial.note("outcome", f"raised {self.trial.caught_as(error)} in {self.point}")
             self.trial.remark("outcome", str(error))
         return True
 

@@ -266,7 +266,7 @@ def hooks_that_fail(trial: "Trial", hook: Any) -> None:
     try:
         out.backward()
     except Exception as error:
-        trial.note("backward", "raised" if hook is not no_future else type(error).__name__)
+        trial.note("backward", "raised" if hook is not no_future else trial.caught_as(error))
         trial.remark("backward", str(error))
     else:
         trial.note("backward", "went well")

@@ -103,7 +103,7 @@ def an_error_in_forward_under_no_sync(trial: Trial) -> None:
         with model.no_sync():
             model(trial.data(4, 9))
     except RuntimeError as error:
-        trial.note("raised", type(error).__name__)
+        trial.note("raised", trial.caught_as(error))
     trial.note("flag", model.require_backward_grad_sync)
     square(model(trial.data(4, 8))).backward()
     for name, parameter in model.named_parameters():

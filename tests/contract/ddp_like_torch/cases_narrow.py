@@ -41,7 +41,7 @@ def attempt(trial: Trial, act: Any) -> Any:
     try:
         result = act()
     except (RuntimeError, TypeError) as error:
-        trial.note("outcome", type(error).__name__)
+        trial.note("outcome", trial.caught_as(error))
         trial.remark("outcome", str(error))
         return None
     trial.note("outcome", "right" if result else "wrong")
@@ -50,7 +50,7 @@ def attempt(trial: Trial, act: Any) -> Any:
 
 @better(
     torch="RuntimeError",
-    ours="WrongType",
+    ours="TypeError",
     says={"outcome": ["'weight'", "float8_e4m3fn", "bfloat16 or wider", "freeze"]},
 )
 def a_trained_parameter_in_fp8(trial: Trial) -> None:

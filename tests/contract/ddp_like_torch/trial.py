@@ -59,17 +59,25 @@ class Trial:
         try:
             result = act()
         except Exception as error:
-            self.note(label, f"raised {type(error).__name__}")
+            self.note(label, f"raised {self.caught_as(error)}")
             self.remark(label, str(error))
             return None
         self.note(label, "went well")
         return result
 
+    @staticmethod
+    def caught_as(error: BaseException) -> str:
+        """The class by which a script catches it: ours carry codes, and are subclasses of those that torch raises."""
+        ours = type(error).__module__.split(".")[0] == "ddp"
+        return next(
+            each.__name__ for each in type(error).__mro__ if not ours or each.__module__ == "builtins"
+        )
+
     def failed(self, error: Exception) -> None:
         """The case itself ended in an error."""
         import traceback
 
-        self.note(ENDED, type(error).__name__)
+        self.note(ENDED, self.caught_as(error))
         self.remark(ENDED, "".join(traceback.format_exception(error)[-6:]))
 
     def warned(self, messages: list[warnings.WarningMessage]) -> None:
