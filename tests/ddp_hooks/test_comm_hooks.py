@@ -89,7 +89,7 @@ def test_a_saved_state_goes_on_as_before(crew_of: CrewOf, hook: str) -> None:
 
 
 def test_a_state_of_another_model_is_refused(crew_of: CrewOf) -> None:
-    with pytest.raises(AssertionError, match=r"ValueError.*'0\.weight'"):
+    with pytest.raises(AssertionError, match=r"WrongValue.*'0\.weight'"):
         crew_of("gloo", 2).run(trials.of_another_model, "power")
 
 

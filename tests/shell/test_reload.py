@@ -150,6 +150,8 @@ def job_id(ctl: Ctl) -> str:
 class _Zygote:
     """A zygote without a process."""
 
+    has_learned = False
+
     warm, is_pooled, pid = True, False, 1
 
     def __init__(self, did: list[str]) -> None:
