@@ -1,6 +1,7 @@
 """How long a job of two nodes stands still when a rank dies, and when a node does: torchrun and ddp-launch in turns.
 
-    python bench/recovery.py [--rounds 5] [--node-rounds 2] [--json FILE] [--write-docs]
+    python bench/recovery.py [--rounds 5] [--node-rounds 2] [--train-for 8] [--parts death steps]
+                             [--jobs JOB ...] [--others BIN] [--json FILE] [--write-docs]
 
 Two nodes on this host, each with an agent of its own and two Gloo ranks, all in all-reduces without a pause. The first
 node serves the rendezvous. A rank is lost: the last one sends itself SIGKILL. A node is lost: every process of the
@@ -8,6 +9,10 @@ second node is stopped (SIGSTOP) at once, so that, as after a power cut, nothing
 told; the job may go on with one node (--nnodes 1:2). Counted from there until the first all-reduce of the next
 generation is done on all of its ranks. torchrun gets fresh stores, as in bench/restart.py. A run without an end is
 bounded, and counted.
+
+The part "steps" measures until the first training step after a rank's death, for several jobs and launchers: see
+first_step.py. torchft is not in it, since it has no nodes of several ranks with one DDP. Its table has a place of its
+own in the document.
 """
 
 from __future__ import annotations
@@ -17,11 +22,16 @@ import signal
 import socket
 import sys
 from time import monotonic
+from typing import TYPE_CHECKING
 
+import first_step as steps
 import psutil
 from shown import machine, option_parser, report
 from sidebyside import DDP_LAUNCH, Contender, Finding, Quantity, play
 from watched import RANK_SCRIPTS, RunFailed, WatchedRun
+
+if TYPE_CHECKING:
+    import argparse
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "recovers.py")
 STARTER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "meet", "two_nodes.py")
@@ -35,7 +45,7 @@ RANK_LOST = (
 NODE_LOST = (Quantity("reduced", "survivors' first all-reduce without it", limit=5.0),)
 
 
-def command(contender: Contender, nnodes: str, loses: str) -> list[str]:
+def command(contender: Contender, nnodes: str, script: list[str]) -> list[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     program = os.path.join(os.path.dirname(sys.executable), contender.command)
@@ -49,16 +59,16 @@ def command(contender: Contender, nnodes: str, loses: str) -> list[str]:
         "--rdzv-id",
         "bench",
     ]
-    if contender is TORCHRUN:
+    if contender is not DDP_LAUNCH:
         # Without --local-addr it asks a name server for this host's name, for seconds where there is none.
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
     else:
         words += ["--rendezvous", endpoint]
-    return [sys.executable, STARTER, program, *words, SCRIPT, loses]
+    return [sys.executable, STARTER, program, *words, *script]
 
 
 def lose_a_rank(contender: Contender, timeout_s: float) -> dict[str, float]:
-    with WatchedRun(command(contender, "2", "rank"), dict(contender.env), timeout_s) as run:
+    with WatchedRun(command(contender, "2", [SCRIPT, "rank"]), dict(contender.env), timeout_s) as run:
         run.until(lambda run: len(run.of("reduced")) == 2 * PER_NODE)
         old = [stamp.pid for stamp in run.of("reduced")]
         for pid in old:
@@ -74,7 +84,7 @@ def lose_a_rank(contender: Contender, timeout_s: float) -> dict[str, float]:
 
 
 def lose_a_node(contender: Contender, timeout_s: float) -> dict[str, float]:
-    with WatchedRun(command(contender, "1:2", "node"), dict(contender.env), timeout_s) as run:
+    with WatchedRun(command(contender, "1:2", [SCRIPT, "node"]), dict(contender.env), timeout_s) as run:
         run.until(lambda run: len(run.of("reduced")) == 2 * PER_NODE)
         serving, other = nodes_of(run)
         run.mark("lost")
@@ -96,10 +106,7 @@ def nodes_of(run: WatchedRun) -> tuple[psutil.Process, psutil.Process]:
     return first, next(agent for agent in agents if agent != first)
 
 
-def main() -> None:
-    parser = option_parser(__doc__ or "", rounds=5, timeout_s=45.0)
-    parser.add_argument("--node-rounds", type=int, default=2, help="of the node's loss (default 2)")
-    options = parser.parse_args()
+def of_death(options: argparse.Namespace) -> None:
     machine_line = machine()
     contenders = (TORCHRUN, DDP_LAUNCH)
     rank_rounds = play(
@@ -111,6 +118,27 @@ def main() -> None:
         Finding("seconds after a node fell silent", NODE_LOST, node_rounds),
     ]
     report("recovery", findings, machine_line, options)
+
+
+def of_steps(options: argparse.Namespace) -> None:
+    machine_line = machine()
+    players = steps.contenders(options, torchft=False)
+    played = steps.play_jobs(options, players, lambda c, script: command(c, "2", script), 2 * PER_NODE)
+    steps.report("recovery-steps", played, players, machine_line, options)
+
+
+def main() -> None:
+    parser = option_parser(__doc__ or "", rounds=5, timeout_s=45.0)
+    parser.add_argument("--node-rounds", type=int, default=2, help="of the node's loss (default 2)")
+    parser.add_argument(
+        "--train-for", type=float, default=8.0, help="seconds from the first step to the death"
+    )
+    steps.add_options(parser)
+    options = parser.parse_args()
+    if "death" in options.parts:
+        of_death(options)
+    if "steps" in options.parts:
+        of_steps(options)
 
 
 if __name__ == "__main__":

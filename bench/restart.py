@@ -1,13 +1,15 @@
 """How long a job stands still when a rank dies: torchrun and ddp-launch in turns.
 
-    python bench/restart.py [--rounds 7] [--train-for 8] [--shared-store] [--json FILE] [--write-docs]
+    python bench/restart.py [--rounds 7] [--train-for 8] [--parts death steps] [--jobs JOB ...] [--others BIN]
+                            [--shared-store] [--json FILE] [--write-docs]
 
 One node, two Gloo ranks. After an all-reduce the last rank sends itself SIGKILL while the other waits for it in
 the next one. Counted from just before the kill: until both old ranks are gone, until the last rank of the new
 attempt is at its first line, until the first all-reduce of the new attempt is done on both.
 
 A second script trains with torch's DDP and AdamW. The last rank kills itself some seconds after the first step, as in
-a job that has trained for a while. Counted until both ranks of the new attempt have finished their first step.
+a job that has trained for a while. Counted until both ranks of the new attempt have finished their first step. The part
+"steps" does the same for more jobs and launchers: see first_step.py. Its table has a place of its own in the document.
 
 torchrun gives the new attempt the store of the old one, and Gloo can hang on what it finds there. For a fair run
 it gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which makes rank 0 host a fresh store; --shared-store leaves that
@@ -18,10 +20,15 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
+import first_step as steps
 from shown import machine, option_parser, report
 from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, play
 from watched import RANK_SCRIPTS, WatchedRun
+
+if TYPE_CHECKING:
+    import argparse
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "dies_once.py")
 TRAINS = os.path.join(RANK_SCRIPTS, "trains_once.py")
@@ -62,13 +69,7 @@ def first_step(contender: Contender, train_for_s: float, timeout_s: float) -> di
         return {"stepped": run.last("stepped", RANKS, attempt=1) - run.last("kill", 1)}
 
 
-def main() -> None:
-    parser = option_parser(__doc__ or "", timeout_s=30.0)
-    parser.add_argument("--shared-store", action="store_true", help="torchrun as it comes; it may hang")
-    parser.add_argument(
-        "--train-for", type=float, default=8.0, help="seconds from the first step to the death"
-    )
-    options = parser.parse_args()
+def of_death(options: argparse.Namespace) -> None:
     theirs = TORCHRUN if options.shared_store else Contender("torchrun", "torchrun", FRESH_STORE)
     machine_line = machine()
     rounds = play(
@@ -94,6 +95,31 @@ def main() -> None:
         ),
     ]
     report("restart", findings, machine_line, options)
+
+
+def of_steps(options: argparse.Namespace) -> None:
+    machine_line = machine()
+    players = steps.contenders(options, torchft=True)
+
+    def command(contender: Contender, script: list[str]) -> list[str]:
+        return contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", *script)
+
+    played = steps.play_jobs(options, players, command, RANKS)
+    steps.report("restart-steps", played, players, machine_line, options)
+
+
+def main() -> None:
+    parser = option_parser(__doc__ or "", timeout_s=30.0)
+    parser.add_argument("--shared-store", action="store_true", help="torchrun as it comes; it may hang")
+    parser.add_argument(
+        "--train-for", type=float, default=8.0, help="seconds from the first step to the death"
+    )
+    steps.add_options(parser)
+    options = parser.parse_args()
+    if "death" in options.parts:
+        of_death(options)
+    if "steps" in options.parts:
+        of_steps(options)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def test_launch(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_restart(tmp_path: Path) -> None:
-    (table,), page = run_bench("restart", tmp_path)
+    (table, trained), page = run_bench("restart", tmp_path, "--parts", "death", "--train-for", "0")
+    assert all(0 < figures["stepped"] for figures in only_round(trained))
     for figures in only_round(table):
         assert 0 < figures["gone"] < figures["line"] < figures["reduced"]
     assert "0 without a figure" in page
@@ -68,10 +69,26 @@ def test_restart(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_recovery(tmp_path: Path) -> None:
     """Without the loss of a node, which torchrun never recovers from."""
-    (table, _node), page = run_bench("recovery", tmp_path, "--node-rounds", "0")
+    (table, _node), page = run_bench("recovery", tmp_path, "--node-rounds", "0", "--parts", "death")
     for figures in only_round(table):
         assert 0 < figures["gone"] < figures["reduced"]
     assert "| first all-reduce of the next generation |" in page
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("bench", "title"), [("restart", "MLP, our DDP"), ("recovery", "MLP, torch's DDP")])
+def test_first_step(bench: str, title: str, tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text(f"<!-- {bench}-steps:begin -->\n<!-- {bench}-steps:end -->\n")
+    job = "mlp ours" if "our" in title else "mlp torch"
+    command = [sys.executable, os.path.join(ROOT, "bench", f"{bench}.py"), *ONCE, "--parts", "steps"]
+    command += ["--jobs", job, "--train-for", "0", "--json", str(figures), "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    ((only,),) = json.loads(figures.read_text())["steps"].values()
+    assert {"torchrun", "ddp-launch"} <= only.keys()
+    assert all(0 < run["figures"]["stepped"] < 100 for run in only.values()), only
+    assert f"| {title} |" in page.read_text()
 
 
 @pytest.mark.nightly
@@ -100,6 +117,7 @@ def test_cluster(tmp_path: Path) -> None:
 def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
     """Far too short a bound: both launchers are cut off in the middle, and the table says so."""
     command = [sys.executable, os.path.join(ROOT, "bench", "restart.py"), *ONCE, "--timeout", "0.3"]
+    command += ["--parts", "death", "--train-for", "0"]
     command += ["--plot", str(tmp_path / "chart.png")]
     tag = str(tmp_path)
     env = {**os.environ, "BENCH_SMOKE": tag}
