@@ -23,13 +23,14 @@ TARGETS = {
     ("tests",): (*INSTALLED, "test"),
     ("requirements",): (*INSTALLED, "test", "tools"),
 }
-# For those who have them: a backend, and the page.
+# For those who have them: a backend, the page, and what a bench compares with.
 OPTIONAL = {
     "accelerate": "examples",
     "lightning": "examples",
     "transformers": "examples",
     "cloudpickle": "ddp",
     "mpi4py": "ddp",
+    "torchft": "bench",
     "starlette": "rendezvous",
     "uvicorn": "rendezvous",
 }
