@@ -38,8 +38,8 @@ PREFLIGHT = (
         health_sources,
         "ask SOURCE about this node before it joins, and every 30 s while ranks run; a node that it calls unfit does "
         "not join. kubernetes: conditions, taints and labels of the pod's node (node-problem-detector, NVSentinel); an "
-        "http:// or https:// URL: metrics of a DCGM exporter, or JSON; a path: a file with either. A source that fails "
-        "never stops a job",
+        "http:// or https:// URL: metrics of a DCGM exporter, or JSON; a path: a file with either, or with the report "
+        "of dcgmi health -c -j. A source that fails never stops a job",
     ),
     _ours(
         "--health-ignore",

@@ -2,6 +2,7 @@
 
 - a Node object of the Kubernetes API, or a list of its conditions (JSON)
 - an object of a script of your own (JSON): {"unfit": ["disk 3 is broken"], "warnings": []}; an empty object is healthy
+- the report of `dcgmi health -c -j` (JSON)
 - metrics in Prometheus text format
 """
 
@@ -11,6 +12,7 @@ import json
 from typing import Any
 
 from launcher.sources.conditions import of_conditions, of_node
+from launcher.sources.dcgmi import is_of_dcgmi, of_dcgmi
 from launcher.sources.findings import Finding, NotUnderstood, Severity, line
 from launcher.sources.metrics import of_metrics
 
@@ -34,6 +36,8 @@ def _is_ignored(name: str, ignored: tuple[str, ...]) -> bool:
 
 
 def _read(text: str, host: str) -> tuple[Finding, ...]:
+    if text.startswith("Error:"):  # what dcgmi writes also where JSON is asked for
+        raise NotUnderstood(f"it reports an {line(text)}")
     if text[:1] not in ("{", "["):
         return of_metrics(text, host)
     try:
@@ -42,6 +46,8 @@ def _read(text: str, host: str) -> tuple[Finding, ...]:
         raise NotUnderstood(f"damaged JSON: {error}") from None
     if isinstance(read, list):
         return of_conditions(read)
+    if is_of_dcgmi(read):
+        return of_dcgmi(read)
     return of_node(read) if read.get("kind") == "Node" else _own(read)
 
 

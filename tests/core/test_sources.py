@@ -235,6 +235,32 @@ def test_a_script_of_ones_own() -> None:
     ]
 
 
+def device(number: str, **systems: Any) -> dict[str, Any]:
+    errors = {"Errors": {"children": {name.replace("_", " "): each for name, each in systems.items()}}}
+    return {"children": {number: {"value": "...", "children": errors}}}
+
+
+def report(overall: Any, **kinds: Any) -> str:
+    """As `dcgmi health -c -j` writes it."""
+    return json.dumps({"header": ["Health Monitor Report"], "body": {"Overall Health": overall, **kinds}})
+
+
+def test_a_report_of_dcgmi() -> None:
+    assert read(report({"value": "Healthy"})) == []
+    memory = {"value": "Failure", "overflow": ["GPU 1 had uncorrectable memory errors and", "needs a reset."]}
+    pcie = {"value": "Warning", "overflow": ["Detected 12 PCIe replays."]}
+    text = report({"value": "Failure"}, GPU=device("1", Memory_system=memory, PCIe_system=pcie))
+    assert [str(each) for each in findings(text, "node7")] == [
+        "dcgmi Memory: GPU 1: Failure: GPU 1 had uncorrectable memory errors and needs a reset.",
+        "dcgmi PCIe: GPU 1: Warning: Detected 12 PCIe replays.",
+    ]
+    assert read(text) == [(UNFIT, "dcgmi Memory"), (WARNING, "dcgmi PCIe")]
+    assert read(text, "Memory") == [(WARNING, "dcgmi PCIe")]
+    unknown = {"value": "Internal error"}
+    assert read(report(unknown, Switch=device("0", Driver=unknown))) == [(WARNING, "dcgmi Driver")]
+    assert read(report({"value": "Failure"})) == [(UNFIT, "dcgmi")]  # why is not in a form that is known
+
+
 def test_what_a_source_says_cannot_play_with_the_terminal() -> None:
     (found,) = findings('{"unfit": ["\\u001b[2Jgone\\u0007 ' + "x" * 300 + '"]}', "node7")
     assert str(found).startswith("[2Jgone xxx")
@@ -258,6 +284,17 @@ def test_what_a_source_says_cannot_play_with_the_terminal() -> None:
         ('{"unfit": ["a cause", " "]}', "a text in 'unfit' is empty"),
         (r'{"warnings": ["\ud800"]}', "a text in 'warnings' is empty"),
         ("[1, 2]", "not a list of conditions"),
+        (
+            "Error: Health watches not enabled. Please enable watches. \n",
+            "it reports an Error: Health watches not enabled",
+        ),
+        (report({"value": None}), "a report of dcgmi with no overall health"),
+        (report("Failure"), "a report of dcgmi with parts that are not objects"),
+        (report({"value": "Healthy"}, GPU={"children": {"0": 1}}), "parts that are not objects"),
+        (
+            report({"value": "Warning"}, GPU=device("0", PCIe={})),
+            "a report of dcgmi with no health of GPU 0, PCIe",
+        ),
         ('{"kind": "Node", "status": [1]}', "not a Kubernetes node"),
         ('{"kind": "Status", "message": "nodes \\"a\\" is forbidden"}', 'nodes "a" is forbidden'),
     ],

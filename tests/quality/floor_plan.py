@@ -31,7 +31,7 @@ CORE = {
         *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan placement source_checkup table"),
         *within("ranks", "affinity worker_env"),
-        *within("sources", "answer conditions findings metrics"),
+        *within("sources", "answer conditions dcgmi findings metrics"),
         *within(
             "settings",
             "arguments assemble budget_text budgets config debug_option failure_values health_options health_values "
