@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-NIGHTLY = ("debug-a-hang", "elastic-training", "find-a-slow-rank")  # each takes tens of seconds
+NIGHTLY = (
+    "debug-a-hang",
+    "elastic-training",
+    "find-a-slow-rank",
+    "fsdp2-and-hsdp",
+)  # each takes tens of seconds
 
 
 @pytest.mark.parametrize(
