@@ -55,7 +55,8 @@ def options_of_the_service():
 
 
 OTHERS_PROGRAMS = (
-    "apt-get|pip|docker|kubectl|systemctl|helm |etcdctl|etcdutl|nvidia-smi|bench/|ruff|mypy|pytest"
+    "apt-get|pip|docker|kubectl|systemctl|helm |srun|squeue|#SBATCH|"
+    "etcdctl|etcdutl|nvidia-smi|bench/|ruff|mypy|pytest"
 )
 
 
