@@ -9,7 +9,9 @@ old commit until the newer ones are there, and the removal of its parts until it
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +20,15 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from ddp.elastic import commits, scratch
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterable
 
 _TOGETHER = 1 << 20  # small buffers are written together
+_BEGIN_EVERY = 8 << 20  # bytes, after which the disk is asked to begin with them
 _MADV_POPULATE_READ = 22
+_SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux only
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 Content = Callable[[], "Iterable[bytes | memoryview]"]  # called again if a write has to be repeated
@@ -102,10 +108,7 @@ class LocalFolder:
         temporary = path.with_name(path.name + unfinished)
         try:
             with open(temporary, "wb", buffering=0) as opened:
-                for piece in together(content()):
-                    rest = memoryview(piece)
-                    while rest:
-                        rest = rest[os.write(opened.fileno(), rest) :]
+                _write_all(opened.fileno(), together(content()))
                 os.fsync(opened.fileno())
             os.rename(temporary, path)
         except OSError:
@@ -163,6 +166,29 @@ def _load(mapped: mmap.mmap) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:  # Linux before 5.14
             raise OSError(errno.EIO, "the disk does not give all of it") from error
+
+
+def _write_all(fd: int, buffers: Iterable[bytes | memoryview]) -> None:
+    """Write to an empty file. The disk begins early, and not only when all is written and the file is synced."""
+    written, begun = 0, 0
+    for buffer in buffers:
+        rest = memoryview(buffer)
+        while rest:
+            done = os.write(fd, rest)
+            rest, written = rest[done:], written + done
+        if written - begun >= _BEGIN_EVERY:
+            whole = written - written % mmap.PAGESIZE  # the next buffer still changes the last page
+            _begin_to_write(fd, begun, whole - begun)
+            begun = whole
+
+
+def _begin_to_write(fd: int, at: int, n_bytes: int) -> None:
+    """Ask the kernel to write this range of a file to the disk now, and do not wait for it.
+
+    It is only a hint: it makes nothing durable. So its errors do not count, and `fsync` finds those of the disk.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(fd, at, n_bytes, _SYNC_FILE_RANGE_WRITE)
 
 
 def _sync(folder: Path) -> None:

@@ -242,8 +242,11 @@ class Image:
 
     def leaf_sums(self) -> list[int]:
         """The checksum of each tensor; 0 if it is not stored in the image."""
-        pairs = zip(self.layout.leaves, self.layout.offsets, strict=True)
-        return [0 if at < 0 else data_checksum(self.data[at : at + leaf.n_bytes]) for leaf, at in pairs]
+        return [self.leaf_sum(number) for number in range(len(self.layout.leaves))]
+
+    def leaf_sum(self, number: int) -> int:
+        leaf, at = self.layout.leaves[number], self.layout.offsets[number]
+        return 0 if at < 0 else data_checksum(self.data[at : at + leaf.n_bytes])
 
     def check_data(self) -> None:
         if self.on_disk and data_checksum(self.data) != self.data_sum:

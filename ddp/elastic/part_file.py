@@ -49,6 +49,7 @@ FOOTER_BYTES = _FOOTER.size
 class _Item:
     """A tensor in the file."""
 
+    leaf: int  # its number in the layout
     envelope: archive.Envelope
     data_at: int  # in the image
     n_bytes: int
@@ -70,13 +71,16 @@ class Encoder:
         self._known: tuple[Any, _Plan] | None = None
 
     def encode(self, source: Image, names: Names) -> Iterator[bytes | memoryview]:
-        """The bytes of the file, one after the other."""
+        """The bytes of the file, one after the other.
+
+        The checksum of a tensor is computed when its turn comes, so that the disk writes the earlier ones meanwhile.
+        """
         keys = dcp_keys.of(source.skeleton(), names)
         plan = self._plan(source.layout, keys)
-        sums = source.leaf_sums()
-        stored = [crc for crc, at in zip(sums, source.layout.offsets, strict=True) if at >= 0]
+        sums = [0] * len(source.layout.leaves)  # 0: not in this file
         around = 0
-        for item, crc in zip(plan.items, stored, strict=True):
+        for item in plan.items:
+            sums[item.leaf] = crc = source.leaf_sum(item.leaf)
             head, tail = item.envelope.around(crc)
             around = zlib.crc32(tail, zlib.crc32(head, around))
             yield head
@@ -114,7 +118,7 @@ def _plan(layout: Layout, keys: dcp_keys.Keys) -> _Plan:
         begin = end
         if data_at >= 0:
             made = archive.envelope(str(leaf.dtype), leaf.local_shape, leaf.n_bytes, begin)
-            items.append(_Item(made, data_at, leaf.n_bytes))
+            items.append(_Item(number, made, data_at, leaf.n_bytes))
             at, length = begin + len(made.head), len(made.head) + leaf.n_bytes + len(made.tail)
             end += length
         described = [leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded]

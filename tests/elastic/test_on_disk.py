@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from launched import Launched
 
 from ddp import elastic
-from ddp.elastic import commits
+from ddp.elastic import commits, image, part_file
 from ddp.elastic import folder as folder_module
 
 if TYPE_CHECKING:
@@ -125,6 +126,43 @@ def test_flushed_at_exit_and_only_the_last_are_kept(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     names = [commits.parse_folder_name(path.name) for path in tmp_path.iterdir()]
     assert sorted(name.number for name in names if name) == [8, 10]
+
+
+@pytest.mark.parametrize("has_the_call", [True, False])
+def test_the_disk_begins_before_all_is_checked_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_the_call: bool
+) -> None:
+    """The disk begins with the first tensors while the checksums of later ones are computed; all ranges are pages."""
+    order: list[str] = []
+    begun: list[tuple[int, int]] = []
+
+    def begin(_fd: int, at: int, n_bytes: int, _flags: int) -> int:
+        begun.append((at, n_bytes))
+        order.append("begin")
+        return -1  # also its errors change nothing
+
+    def sums(self: image.Image, number: int, real: Any = image.Image.leaf_sum) -> int:
+        order.append("checksum")
+        result: int = real(self, number)
+        return result
+
+    monkeypatch.setattr(folder_module, "_sync_file_range", begin if has_the_call else None)
+    monkeypatch.setattr(folder_module, "_BEGIN_EVERY", 1 << 20)
+    monkeypatch.setattr(image.Image, "leaf_sum", sums)
+    tensors: dict[str, Any] = {f"x{number}": torch.full((300_007,), float(number)) for number in range(4)}
+    state = elastic.State(**tensors, folder=tmp_path, disk_every=1)
+    state.resume()
+    state.commit()
+    state.close()
+    (part,) = parts(tmp_path)
+    part_file.PartFile(memoryview(part.read_bytes())).check_data()
+    assert order[-1] == ("begin" if has_the_call else "checksum")
+    assert ("begin" in order[: order.index("checksum", 2)]) == has_the_call
+    assert begun == [] or sum(n_bytes for _at, n_bytes in begun) > part.stat().st_size - (2 << 20)
+    end = 0
+    for at, n_bytes in begun:
+        assert (at, at % mmap.PAGESIZE, n_bytes % mmap.PAGESIZE) == (end, 0, 0)
+        end = at + n_bytes
 
 
 def test_what_goes_wrong_is_raised_at_a_later_commit_which_is_made(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def play(name, there):
 
 def main():
     torch.set_num_threads(1)
+    folder._BEGIN_EVERY = 4096  # early write-back, also of these small files
     for number, words in enumerate(sys.argv[1:]):
         name, _, mutant = words.partition(":")
         os.environ["DDP_SCRATCH"] = os.path.join(os.environ["SCRATCH"], str(number))
