@@ -265,7 +265,8 @@ def test_a_round_that_fails_leaves_the_last_protected_commit(
     assert {rank.protector.protected for rank in ranks} == {1}
     lose(ranks, 3)
     found = resume(ranks)
-    assert computed(found[3]) == {"rebuilt/commit-0000000001-abc/rank3": ranks[3].images[1]}
+    # Parts of commit 2 may be complete as well.
+    assert computed(found[3])["rebuilt/commit-0000000001-abc/rank3"] == ranks[3].images[1]
 
 
 def test_no_space_is_reported_and_tried_again(

@@ -219,6 +219,7 @@ class Run:
                     in_time = _wait(process, limit_s)
                 finally:  # also if somebody interrupts this command: a part is in a session of its own
                     end_all(mark)
+                    process.kill()  # it has its mark only after exec
                     process.wait()
             took_s = time.monotonic() - began
             text = log.read_text(errors="replace")
