@@ -285,6 +285,25 @@ def whole_commits(files: Iterable[str]) -> set[CommitName]:
     return {commit for (commit, parts), there in finished.items() if there == parts}
 
 
+def has_torn(files: Iterable[str]) -> bool:
+    """Whether a commit has a manifest, but not all parts. No order of writes leaves that: the listing is stale."""
+    files = list(files)
+    there = whole_commits(files)
+    return any(file.endswith(f"/{MANIFEST}") and commit_of(file) not in there for file in files)
+
+
+def without_manifest(files: Iterable[str], among: Iterable[CommitName]) -> dict[CommitName, int]:
+    """The commits of `among` that lack only the manifest, with the number of their parts."""
+    parts: dict[CommitName, int] = {}
+    done = set()
+    for file in files:
+        if file.endswith(f"/{MANIFEST}"):
+            done.add(commit_of(file))
+        elif (name := parse_file_name(file)) is not None and "/" in file:  # release 0.1.0 had no manifests
+            parts[name.commit] = max(name.parts, parts.get(name.commit, 0))
+    return {commit: parts[commit] for commit in among if commit in parts and commit not in done}
+
+
 # --- roles of ranks ------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,7 @@ class Folder(Protocol):
     def write(self, file: str, content: Content, unfinished: str = ...) -> None: ...
     def settle(self, path: str) -> None: ...
     def remove(self, files: list[str]) -> None: ...
+    def remove_empty(self, before: commits.CommitName) -> None: ...
 
 
 class LocalFolder:
@@ -145,6 +146,14 @@ class LocalFolder:
         for folder in {self._path / file.partition("/")[0] for file in files if "/" in file}:
             with contextlib.suppress(OSError):  # another rank has still a file there
                 folder.rmdir()
+
+    def remove_empty(self, before: commits.CommitName) -> None:
+        """Remove the empty folders of older commits: a process was killed before it wrote its file there."""
+        for entry in _entries(self._path):
+            commit = commits.parse_folder_name(entry.name)
+            if commit is not None and commit < before:
+                with contextlib.suppress(OSError):  # not empty, or another rank was faster
+                    os.rmdir(entry.path)
 
     def _unlink(self, file: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -4,26 +4,29 @@
 
 DCP stops to read at the end of the pickle. No rank waits for others to write the manifest: each rank that has written
 its part looks whether all parts are there, and if so, it writes the manifest. The last rank finds all. If two ranks
-do, they write the same.
+do, they write the same. If none did, because a store gave all of them a listing from before or a process was killed,
+rank 0 writes it when it removes old commits.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import time
 import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ddp.elastic import commits, dcp_metadata, part_file
 from ddp.elastic.image import DamagedImage, head_of
-from ddp.elastic.part_file import FOOTER_BYTES, Index
+from ddp.elastic.part_file import FOOTER_BYTES, Index, read_again
 
 if TYPE_CHECKING:
     from ddp.elastic.dcp_metadata import Fragment, Table
     from ddp.elastic.folder import Folder
 
 _MAGIC = b"ddpmani1"
+_LOOKS, _PAUSE_S = 3, 1.0  # at a store whose listing is stale
 _END = 256 << 10  # of a part, read in the hope that it holds the index
 _FOOTER = struct.Struct("<8sIIQ")  # magic, checksum, length of the facts, length of the pickle
 
@@ -95,13 +98,36 @@ def read_indexes(folder: Folder, sizes: dict[str, int]) -> dict[str, Index]:
 
 
 def complete(folder: Folder, maker: Maker, name: commits.DiskName) -> None:
-    """Write the manifest of a commit if all of its parts are there."""
-    path = commits.folder_name(name.commit)
+    """Write the manifest of a commit if all of its parts are there. `name`: of the part that this rank has written."""
+    mine = commits.file_name(name)
+    for n_looks in range(1, _LOOKS + 1):
+        sizes = _sizes_of_parts(folder, name.commit, name.parts)
+        if mine in sizes or n_looks == _LOOKS or not folder.is_remote:
+            break
+        time.sleep(n_looks * _PAUSE_S)  # the listing is older than our part
+    if len(sizes) == name.parts:
+        _write(folder, maker, name.commit, sizes, str(name.part))
+
+
+def complete_later(folder: Folder, maker: Maker, commit: commits.CommitName, parts: int) -> None:
+    """Write the manifest of an earlier commit, whose ranks did not."""
+    sizes = _sizes_of_parts(folder, commit, parts)
+    if len(sizes) == parts:
+        _write(folder, maker, commit, sizes, "later")
+
+
+def _sizes_of_parts(folder: Folder, commit: commits.CommitName, parts: int) -> dict[str, int]:
+    path = commits.folder_name(commit)
     there = {f"{path}/{file}": size for file, size in folder.files_in(path).items()}
-    order = [commits.file_name(commits.DiskName(name.commit, part, name.parts)) for part in range(name.parts)]
-    if all(file in there for file in order):
-        found = read_indexes(folder, {file: there[file] for file in order})
-        folder.settle(path)  # a manifest must not outlive a loss of power that a part does not
-        content = maker.make({file.partition("/")[2]: index for file, index in found.items()})
-        unfinished = f".{name.part}{commits.UNFINISHED}"
-        folder.write(f"{path}/{commits.MANIFEST}", lambda: [content], unfinished)
+    order = [commits.file_name(commits.DiskName(commit, part, parts)) for part in range(parts)]
+    return {file: there[file] for file in order if file in there}
+
+
+def _write(
+    folder: Folder, maker: Maker, commit: commits.CommitName, sizes: dict[str, int], writer: str
+) -> None:
+    path = commits.folder_name(commit)
+    found = read_again(folder, lambda: read_indexes(folder, sizes))
+    folder.settle(path)  # a manifest must not outlive a loss of power that a part does not
+    content = maker.make({file.partition("/")[2]: index for file, index in found.items()})
+    folder.write(f"{path}/{commits.MANIFEST}", lambda: [content], f".{writer}{commits.UNFINISHED}")

@@ -10,13 +10,14 @@ the index. So a file that was cut off or damaged is recognized without any other
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp.elastic import archive, dcp_keys
 from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry, key_of
@@ -34,11 +35,15 @@ from ddp.elastic.image import (
 from ddp.elastic.leaves import Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ddp.elastic.dcp_keys import Names
+    from ddp.elastic.folder import Folder
+
+T = TypeVar("T")
 
 _MAGIC = b"ddppart1"
+_READS = 3  # of what a store has sent damaged
 _FOOTER = struct.Struct(
     "<8sIIQ6Q"
 )  # magic, checksums of index and envelopes, begin and lengths of the sections
@@ -263,6 +268,14 @@ class PartFile(Image):
             end = begin + length
         if data_checksum(self.whole[end : self.index.footer.begin], around) != self.index.footer.around:
             raise DamagedImage("wrong checksum of the data between the tensors")
+
+
+def read_again(folder: Folder, action: Callable[[], T]) -> T:
+    """Repeat an action that found damage in what it read: a store may have sent something else than it has."""
+    for _again in range(_READS - 1 if folder.is_remote else 0):
+        with contextlib.suppress(DamagedImage):
+            return action()
+    return action()
 
 
 def opened(buffer: memoryview) -> Image:

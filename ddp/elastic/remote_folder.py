@@ -3,6 +3,9 @@
 An object appears when all of it has arrived, so it needs no unfinished name. A store can be slow or away for a while:
 each call is repeated, with growing pauses, until `PATIENCE_S` are over. Only the background thread waits for that.
 
+A store can also say what is not true: that an object is not there which was just uploaded, a listing or a size from
+before, less of an object than was asked for. So an answer that contradicts what is known is asked for again.
+
 Listings and objects cost time and money. So rank 0 alone lists the folder, and each object is read by one rank, which
 sends it to the others that need it (`ddp.elastic.resume`).
 """
@@ -32,6 +35,8 @@ log = logging.getLogger("ddp.elastic")
 
 PATIENCE_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_STALE_S = 30.0  # the time that a store has to show an object that it has taken
+_LISTINGS = 3
 _PIECE = 32 << 20  # of an object, which is read or written by several requests
 _AT_ONCE = 8
 # Repeating does not help against these; all others may be the network or the store.
@@ -60,13 +65,20 @@ class RemoteFolder:
         return self._url
 
     def files(self, patience_s: float | None = None) -> dict[str, str]:
-        found = self._persist(lambda: self._find(self._root), "list", patience_s)
-        files = {path[len(self._root) + 1 :]: str(size) for path, size in found.items()}
-        return {file: size for file, size in files.items() if commits.commit_of(file) is not None}
+        pause_s = _FIRST_PAUSE_S
+        for n_listed in range(1, _LISTINGS + 1):
+            found = self._persist(lambda: self._find(self._root), "list", patience_s)
+            files = {path[len(self._root) + 1 :]: str(size) for path, size in found.items()}
+            ours = {file: size for file, size in files.items() if commits.commit_of(file) is not None}
+            if n_listed == _LISTINGS or not commits.has_torn(ours):
+                break
+            time.sleep(pause_s)
+            pause_s *= 2
+        return ours
 
     def files_in(self, path: str) -> dict[str, int]:
         where = f"{self._root}/{path}"
-        found = self._persist(lambda: self._find(where), f"list {path}")
+        found = self._persist(lambda: self._find(where), f"list {path}", missing_s=_STALE_S)
         return {each[len(where) + 1 :]: size for each, size in found.items()}
 
     def _find(self, path: str) -> dict[str, int]:
@@ -76,7 +88,8 @@ class RemoteFolder:
 
     def read(self, file: str) -> memoryview:
         """Read an object by several requests at the same time."""
-        n_bytes, buffer = self._persist(lambda: self._size(file), f"read {file}"), bytearray()
+        n_bytes = self._persist(lambda: self._size(file), f"read {file}", missing_s=_STALE_S)
+        buffer = bytearray()
         for begin in range(0, n_bytes, _PIECE * _AT_ONCE):
             starts = range(begin, min(n_bytes, begin + _PIECE * _AT_ONCE), _PIECE)
             for piece in self.read_ranges([(file, at, min(n_bytes - at, _PIECE)) for at in starts]):
@@ -91,20 +104,32 @@ class RemoteFolder:
         paths = [self._path(file) for file, _at, _n_bytes in wanted]
         starts = [at for _file, at, _n_bytes in wanted]
         ends = [at + n_bytes for _file, at, n_bytes in wanted]
-        return self._persist(
-            lambda: [bytes(each) for each in self._fs.cat_ranges(paths, starts, ends, on_error="raise")],
-            f"read {wanted[0][0]}",
-        )
+
+        def attempt() -> list[bytes]:
+            found = [bytes(each) for each in self._fs.cat_ranges(paths, starts, ends, on_error="raise")]
+            for (file, at, n_bytes), data in zip(wanted, found, strict=True):
+                if len(data) != n_bytes:
+                    raise OSError(f"the store sent {len(data)} of {n_bytes} bytes at {at} of {file}")
+            return found
+
+        return self._persist(attempt, f"read {wanted[0][0]}", missing_s=_STALE_S)
 
     def write(self, file: str, content: Content, unfinished: str = "") -> None:
         """Write an object."""
 
         def attempt() -> None:
             written = _upload(self._fs, self._path(file), content())
-            if (stored := self._size(file)) != written:
+            if (stored := self._size_when_seen(file)) != written:
                 raise OSError(f"the store has {stored} of {written} bytes")
 
         self._persist(attempt, f"write {file}")
+
+    def _size_when_seen(self, file: str) -> int:
+        """The size of an object that was just uploaded, which a store can be slow to show."""
+        try:
+            return self._persist(lambda: self._size(file), f"find {file}", _STALE_S, missing_s=_STALE_S)
+        except FileNotFoundError as error:  # not lasting: it is uploaded again
+            raise OSError("the store took all of it, but does not have it") from error
 
     def settle(self, path: str) -> None:
         """An object that can be listed is there to stay."""
@@ -116,6 +141,9 @@ class RemoteFolder:
             if group:
                 self._persist(partial(self._remove, list(map(self._path, group))), "remove commits")
 
+    def remove_empty(self, before: commits.CommitName) -> None:
+        """A store has no folders, so none is left without objects."""
+
     def _remove(self, paths: list[str]) -> None:
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             self._fs.rm(paths)
@@ -123,27 +151,37 @@ class RemoteFolder:
     def _path(self, file: str) -> str:
         return f"{self._root}/{file}"
 
-    def _persist(self, action: Callable[[], T], what: str, patience_s: float | None = None) -> T:
-        """Repeat an action until it succeeds, or there is no hope."""
-        give_up_at = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+    def _persist(
+        self, action: Callable[[], T], what: str, patience_s: float | None = None, missing_s: float = 0.0
+    ) -> T:
+        """Repeat an action until it succeeds, or there is no hope. `missing_s`: likewise if the object is not found."""
+        began = time.monotonic()
+        give_up_at = began + (PATIENCE_S if patience_s is None else patience_s)
         pause_s, n_failed = _FIRST_PAUSE_S, 0
         while True:
             try:
                 result = action()
-            except _LASTING:
-                raise
+            except _LASTING as error:
+                is_missing = isinstance(error, FileNotFoundError)
+                if not is_missing or time.monotonic() + pause_s > began + missing_s:
+                    raise
+                n_failed += 1
+                self._warn(n_failed, what, error)
             except Exception as error:
                 n_failed += 1
                 if time.monotonic() + pause_s > give_up_at:
                     raise OSError(f"{type(error).__name__}: {error}") from error
-                if n_failed in (1, 5, 10, 20):
-                    log.warning("ddp.elastic: cannot %s in %s, trying again: %r", what, self._url, error)
+                self._warn(n_failed, what, error)
             else:
                 if n_failed:
                     log.warning("ddp.elastic: %s is available again after %d failures", self._url, n_failed)
                 return result
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _warn(self, n_failed: int, what: str, error: Exception) -> None:
+        if n_failed in (1, 5, 10, 20):
+            log.warning("ddp.elastic: cannot %s in %s, trying again: %r", what, self._url, error)
 
 
 def _opened(url: str) -> tuple[Any, str]:

@@ -63,6 +63,23 @@ class LocalImages:
             self.images[name] = part_file.opened(self.folder.read(file))
         return self.images[name]
 
+    def open_sound(self, name: str) -> image.Image:
+        """Open an image and check all of its bytes."""
+        if name in self.images or self.folder is None:
+            found = self.open(name)
+            found.check_data()
+            return found
+        return part_file.read_again(self.folder, lambda: self._read_sound(name))
+
+    def _read_sound(self, name: str) -> image.Image:
+        found = self.open(name)
+        try:
+            found.check_data()
+        except image.DamagedImage:
+            del self.images[name]
+            raise
+        return found
+
 
 def node_name(places: list[Path]) -> str:
     """Return the name of this rank's node. Ranks on one node have the same host and the same folder in memory."""
@@ -181,8 +198,7 @@ def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict
             if commits.verifying_rank(source, number) != rank:
                 continue
             try:
-                found = local.open(source.image)
-                found.check_data()
+                found = local.open_sound(source.image)
             except (image.DamagedImage, OSError, ValueError) as error:
                 if _is_unavailable(local, error):
                     raise CommitError(f"cannot read {local.paths[source.image]}: {error}") from error

@@ -50,6 +50,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._began, self._writing = 0.0, 0
         self._thinning = Thinning()
+        self._not_completed: set[commits.CommitName] = set()  # whose manifest cannot be made
         self._failed: dict[int, Exception] = {}  # by the number of the commit
 
     def takes(self, number: int, every: int) -> bool:
@@ -126,7 +127,7 @@ class Writer:
             self._folder.write(commits.file_name(name), lambda: self._encoder.encode(source, names))
             manifest.complete(self._folder, self._maker, name)
             if self._prunes:
-                self._prune()
+                self._prune(name.commit)
             if self._folder.is_remote:
                 self._failed.clear()  # a newer commit is there
         except Exception as error:
@@ -139,10 +140,26 @@ class Writer:
         finally:
             slot.pinned = False
 
-    def _prune(self) -> None:
+    def _prune(self, newest: commits.CommitName) -> None:
         files = list(self._folder.files())
         kept = commits.commits_to_keep(files, self._keep, self._lineage, self._since)
+        for commit, parts in commits.without_manifest(files, kept).items():
+            if commit != newest and commit not in self._not_completed:
+                self._complete(commit, parts)
         if old := commits.files_to_remove(files, self._keep, self._lineage, self._since):
             for commit in kept:
                 self._folder.settle(commits.folder_name(commit))
             self._folder.remove(old)
+        if len(kept) == self._keep:
+            self._folder.remove_empty(kept[-1])
+
+    def _complete(self, commit: commits.CommitName, parts: int) -> None:
+        """Add the manifest of an earlier commit. Whether it succeeds does not matter to the newest one."""
+        try:
+            manifest.complete_later(self._folder, self._maker, commit, parts)
+        except Exception as error:
+            self._not_completed.add(commit)
+            log.warning(
+                "ddp.elastic: commit %d in %s stays without a manifest, which other programs need: %s",
+                *(commit.number, self._folder.name, error),
+            )
