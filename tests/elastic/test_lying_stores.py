@@ -46,7 +46,8 @@ def train(until: int = N_STEPS) -> None:
     """Go on from what is there, as a new process does."""
     state = begun(disk_every=1, keep=KEPT)
     state.resume()
-    for state.step in range(state.step + 1, until + 1):
+    first = state.step + 1
+    for state.step in range(first, until + 1):
         state.x.fill_(state.step)
         state.notes.append(f"step {state.step}")
         state.commit()
