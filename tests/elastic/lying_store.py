@@ -1,7 +1,7 @@
 """An object store that lies by a seed, as a file system of fsspec: `lying://run`.
 
-It is in the memory of the process. An object appears when all of it has arrived, as in S3. Each request can fail, be
-slow, or get an answer that is not true. After at most `patience` lies about one thing comes the truth about it.
+It is in the memory of the process. An object appears when all of it has arrived, as in S3. Each request can fail, or
+get an answer that is not true. After at most `patience` lies about one thing comes the truth about it.
 """
 
 from __future__ import annotations
@@ -9,26 +9,21 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BURST = 4  # requests that fail one after the other: errors 5xx, or a line that is cut
 # What it can do to a request, and how often of a thousand
 KINDS = {
     "error 503": 40,
     "cut": 20,
-    "slow": 40,
     "stale listing": 250,
     "unseen object": 250,
     "truncated body": 200,
     "flipped bit": 100,
     "swallowed upload": 150,
-    "wrong ETag": 300,
 }
 
 
@@ -46,7 +41,6 @@ class World:
         self._rng, self._in_a_row = random.Random(seed), Counter[str]()
         self._failing = 0
         self._lock = threading.Lock()
-        self.pause: Callable[[], None] = lambda: None
 
     def lies(self, kind: str, about: str) -> bool:
         with self._lock:
@@ -59,13 +53,11 @@ class World:
             return True
 
     def request(self) -> None:
-        """Begin a request: it fails, or it is slow."""
+        """Begin a request, which can fail."""
         with self._lock:
             if self._failing:
                 self._failing -= 1
                 raise Unavailable("503 Slow Down")
-        if self.lies("slow", ""):
-            self.pause()
         if self.lies("error 503", ""):
             self._failing = self._rng.randrange(BURST)
             raise Unavailable("503 Slow Down")
@@ -126,8 +118,7 @@ class LyingStore(AbstractFileSystem):
         return self._facts(path)
 
     def _facts(self, path: str) -> dict[str, Any]:
-        etag = "wrong" if self.world.lies("wrong ETag", path) else str(hash(self.world.objects[path]))
-        return {"name": path, "size": len(self.world.objects[path]), "type": "file", "ETag": etag}
+        return {"name": path, "size": len(self.world.objects[path]), "type": "file"}
 
     def cat_ranges(
         self, paths: list[str], starts: list[int], ends: list[int], **_options: Any

@@ -34,6 +34,7 @@ class Line:
         self._flows.set()
         self._on_upload: tuple[int, Callable[[], None]] | None = None
         self.uploaded = 0
+        self.on_answer: Callable[[bytes], bytes] = lambda data: data  # may change what the server says
         self.mend()
 
     def mend(self) -> None:
@@ -71,14 +72,16 @@ class Line:
                 return
             with self._lock:
                 self._sockets += [client, server]
-            for source, target, counts in ((client, server, True), (server, client, False)):
-                threading.Thread(target=self._pass, args=(source, target, counts), daemon=True).start()
+            for source, target, is_upload in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self._pass, args=(source, target, is_upload), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, is_upload: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._flows.wait()
-                if counts:
+                if not is_upload:
+                    data = self.on_answer(data)
+                else:
                     self.uploaded += len(data)
                     if self._on_upload and self.uploaded >= self._on_upload[0]:
                         action, self._on_upload = self._on_upload[1], None

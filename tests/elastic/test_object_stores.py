@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -216,6 +217,53 @@ def test_a_store_that_has_less_than_it_took_is_not_believed(
     monkeypatch.setattr(remote_folder.RemoteFolder, "_size", lambda _self, _file: 3)
     with pytest.raises(OSError, match="the store has 3 of 5 bytes"):
         folder.write("commit-0000000001-a/part-0-of-1.distcp", lambda: [b"12345"])
+
+
+class WrongETags:
+    """Answers in which so many ETags are those of something else. They have the right form and length."""
+
+    FORM = re.compile(rb'(?i)(etag: ?"|<etag>(?:"|&quot;))([0-9a-f]{32})')
+
+    def __init__(self, lies: int) -> None:
+        self.lies = lies
+
+    def __call__(self, data: bytes) -> bytes:
+        def wrong(found: re.Match[bytes]) -> bytes:
+            if self.lies == 0:
+                return found[0]
+            self.lies -= 1
+            return found[1] + found[2][::-1]
+
+        return self.FORM.sub(wrong, data)
+
+
+@pytest.mark.parametrize("lies", [1, 3, 10**9])
+def test_wrong_etags_lose_no_commit_and_give_no_wrong_state(
+    line: Line, lies: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The parts of an upload are put together by their ETags, so a wrong one makes the store refuse the object."""
+    state = training(2 * MIB, disk_every=1)  # two parts
+    state.step = 1
+    state.commit()
+    state.flush()
+    line.on_answer = liar = WrongETags(lies)
+    if lies > 100:
+        monkeypatch.setattr(remote_folder, "PATIENCE_S", 1.0)
+    state.step = 2
+    state.x += 2
+    state.commit()
+    if lies > 100:
+        with pytest.raises(elastic.CommitError, match="commit 2 could not be written"):
+            state.flush()
+        line.on_answer = WrongETags(0)
+        state.close()
+        assert (numbers(), resumed()) == ([1], (1, 0.0))
+        return
+    state.flush()
+    state.close()
+    assert liar.lies == 0
+    assert "cannot write commit-0000000002" in caplog.text
+    assert (numbers(), resumed()) == ([1, 2], (2, 2.0))
 
 
 def test_the_last_commit_arrives_although_the_script_does_not_wait_for_it(
