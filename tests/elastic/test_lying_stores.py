@@ -206,6 +206,24 @@ def test_a_listing_with_a_manifest_and_without_its_parts_is_asked_for_again(
     assert len(asked) == 2
 
 
+def test_a_commit_that_no_listing_shows_is_passed_over_and_not_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = tell(monkeypatch, World())
+    train(2)
+    honest = LyingStore.find
+
+    def find(self: LyingStore, path: str, *args: Any, **options: Any) -> dict[str, dict[str, Any]]:
+        found = honest(self, path, *args, **options)
+        return {name: facts for name, facts in found.items() if "commit-0000000002" not in name}
+
+    monkeypatch.setattr(LyingStore, "find", find)
+    assert resumed() == 1
+    monkeypatch.setattr(LyingStore, "find", honest)
+    assert resumed() == 2
+    assert kept(world, ".distcp") == [1, 2]
+
+
 def test_a_manifest_that_cannot_be_made_does_not_stop_newer_commits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
