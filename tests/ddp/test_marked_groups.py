@@ -33,6 +33,12 @@ class Noting:
     def __getattr__(self, name):
         return lambda *given: self.entered.append(given[1]) if name == "enter" else 0
 
+# torch keeps the interpreter lock while it enters an inherited method, and Gloo's threads release the tensors of a Work
+# while they hold the lock that this method needs. So the two wait for each other without end if a thread of Gloo has
+# the last reference to a Work.
+kept, wait = [], dist.Work.wait
+dist.Work.wait = lambda work, *limit: (kept.append(work), wait(work, *limit))[1]
+
 kind = {"inheriting": Inheriting, "deferring": Deferring, "shm": None}[sys.argv[1]]
 marks = status_page.keep("collectives", collective_marks._Marks(Noting()))
 marks.watch_group_class(dist.ProcessGroup)
