@@ -265,8 +265,11 @@ def test_a_round_that_fails_leaves_the_last_protected_commit(
     assert {rank.protector.protected for rank in ranks} == {1}
     lose(ranks, 3)
     found = resume(ranks)
-    # Parts of commit 2 may be complete as well.
-    assert computed(found[3])["rebuilt/commit-0000000001-abc/rank3"] == ranks[3].images[1]
+    images = {f"rebuilt/commit-000000000{number}-abc/rank3": ranks[3].images[number] for number in (1, 2)}
+    first, _second = images
+    rebuilt = computed(found[3])
+    assert first in rebuilt
+    assert rebuilt.items() <= images.items()  # the parity of commit 2 may be whole on enough nodes as well
 
 
 def test_no_space_is_reported_and_tried_again(
