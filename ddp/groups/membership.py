@@ -3,6 +3,7 @@
 All of this can be replaced while the group object stays, so that everything that holds the group goes on:
 
     form_again     for a new generation: the members meet through its store. `ddp.groups.reform` calls it
+    use            before it: the other one of the backends `shm` and `hier`, if the world has another number of hosts
     reconfigure    the interface of torch 2.14 (`dist._reconfigure`): the members are given by their handles, and meet
                    through the store with which the group was created
 
@@ -72,14 +73,15 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         rank: int,
         size: int,
         timeout: timedelta,
-        form: FormsCore,
+        forming: Callable[[str], FormsCore],
         ranks: list[int],
     ) -> None:
+        """`forming`: what connects the members of a group of the backend with this name."""
         super().__init__(rank, size)
-        self._name = name
         self._timeout = timeout
         self._timeout_s = timeout.total_seconds()
-        self._form = form
+        self._forming = forming
+        self.use(name)
         self._identity = secrets.token_hex(8)
         self._numbers_used: set[int] = set()
         self._fallbacks: dict[str, Any] = {}
@@ -103,6 +105,10 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         return self._timeout
 
     getRank, getSize = rank, size  # the names under which torch's C++ code asks
+
+    def use(self, backend: str) -> None:
+        """Connect the next members as a group of this backend (`shm`, `hier`)."""
+        self._name, self._form = backend, self._forming(backend)
 
     def form_again(
         self,

@@ -56,6 +56,7 @@ class Place:
 
 _place: Place | None = None  # of the group that init() created, until shutdown()
 _asked: tuple[Any, ...] = ()
+_is_chosen = False  # whether init() has chosen between our own backends
 
 
 def init(
@@ -71,7 +72,7 @@ def init(
     type of an accelerator (cuda, xpu, ...), one device, or the index of one; by default this rank's own accelerator, if
     there is one. `timeout`: of a collective, in seconds.
     """
-    global _place, _asked
+    global _place, _asked, _is_chosen
     asked = (backend, device, timeout)
     if dist.is_initialized():
         if _place is None:
@@ -94,20 +95,34 @@ def init(
         _make_group(chosen, info, where, _limit(timeout), by_mpi)
     our_guard.wake()
     _place, _asked = _make_place(info, where, chosen), asked
+    _is_chosen = _names_none(backend) and where.type == "cpu"
     return _place
 
 
-def moved() -> None:
-    """The groups were formed anew, perhaps with another rank of this process: let init() return the new place."""
+def chosen_now() -> str:
+    """The backend that init() would choose now, where the environment says how many ranks are on this node.
+
+    "" if the script or the user has named the backend, or has created the group.
+    """
+    if _place is None or not _is_chosen:
+        return ""
+    return _backend("auto", parse_rank_info(os.environ), _place.device)
+
+
+def moved(backend: str = "") -> None:
+    """The groups were formed anew, perhaps with another rank of this process: let init() return the new place.
+
+    `backend`: the one that init() would choose now.
+    """
     global _place
     if _place is not None:
-        _place = _make_place(parse_rank_info(os.environ), _place.device, _place.backend)
+        _place = _make_place(parse_rank_info(os.environ), _place.device, backend or _place.backend)
 
 
 def shutdown() -> None:
     """Destroy the default process group, if there is one."""
-    global _place
-    _place = None
+    global _place, _is_chosen
+    _place, _is_chosen = None, False
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -166,9 +181,14 @@ def _accelerator_or_raise() -> torch.device:
     return device
 
 
+def _names_none(asked: str) -> bool:
+    """Whether neither the call nor the user names a backend."""
+    return asked == "auto" and os.environ.get(_BACKEND, "auto") == "auto"
+
+
 def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
-    asked = os.environ.get(_BACKEND, "auto") if asked == "auto" else asked
-    if asked != "auto":
+    if not _names_none(asked):
+        asked = os.environ[_BACKEND] if asked == "auto" else asked
         if asked == "mpi" and not dist.is_mpi_available():
             asked = "mpi4py"
         _register_ours(asked)

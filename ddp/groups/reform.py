@@ -11,8 +11,9 @@ script creates its groups, in the same order, with the same names, on the store 
 3. for each group: announce it, wait until its members have announced it, and form it
 4. let wrapped models start anew (`ddp.groups.wrappers`)
 
-The members of a group of `shm` and `hier` are replaced in place, so the group stays the same object. Any other group
-gets a successor (`ddp.groups.successors`). torch's `dist._reconfigure` is not used for this: the backends that have it
+The members of a group of `shm` and `hier` are replaced in place, so the group stays the same object. If `ddp.init` has
+chosen between the two, it is chosen again: `shm` becomes `hier` when the job gets a second node. Any other group gets a
+successor (`ddp.groups.successors`). torch's `dist._reconfigure` is not used for this: the backends that have it
 meet through the store with which the group was created, and that store ends with its generation.
 
 Groups that the script created inside the function that `state.run` calls are only left: the script creates them again,
@@ -156,6 +157,8 @@ def _form(work: _Work, interrupted: Callable[[], str]) -> None:
     old: list[Any] = list(work.groups)
     for each in reversed(work.groups):
         _leave(each)
+    backend = process_group.chosen_now()
+    work.groups[:] = _choose_again(work.groups, backend)
     store: Any = next(rendezvous("env://", now.rank, now.size, timeout=_CONNECT_WITHIN))[0]
     meeting = Meeting(store, now.rank)
     for number, group in enumerate(chosen):
@@ -173,9 +176,21 @@ def _form(work: _Work, interrupted: Callable[[], str]) -> None:
     meeting.end()
     registry.set_created(work.n_created)
     collective_marks.start_anew()
-    process_group.moved()
+    process_group.moved(backend)
     if (our_guard := guard.running()) is not None:
         our_guard.wake()
+
+
+def _choose_again(groups: list[Registered], backend: str) -> list[Registered]:
+    """Let the groups of the backend that `ddp.init` has chosen use the one that it would choose now."""
+    before = groups[0].backend
+    if backend in ("", before) or not isinstance(groups[0].group, Membership):
+        return groups
+    ours = [each.backend == before and isinstance(each.group, Membership) for each in groups]
+    return [
+        registry.with_backend(each, backend) if mine else each
+        for each, mine in zip(groups, ours, strict=True)
+    ]
 
 
 def _follow(known: Registered, made: Any) -> Registered:

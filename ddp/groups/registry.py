@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import BackendConfig
 
 from ddp.groups import successors
 from ddp.groups.membership import Membership
@@ -121,6 +122,12 @@ def let_stand_for(old: Any, new: Any) -> None:
 def forget_stand_in(old: Any) -> None:
     for table in _tables(torch_api.world()):
         table.pop(old, None)
+
+
+def with_backend(known: Registered, backend: str) -> Registered:
+    """The same group, to be formed with the other one of our backends `shm` and `hier`."""
+    known.group.use(backend)
+    return replace(known, backend=backend, config=str(BackendConfig(dist.Backend(backend))))
 
 
 # --- forming ---------------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def _forming(name: str) -> FormsCore:
 def _create(name: str, asked: Any) -> SharedGroup:
     ranks = list(asked.global_ranks_in_group)
     size, timeout = asked.group_size, asked.timeout
-    return SharedGroup(name, asked.store, asked.group_rank, size, timeout, _forming(name), ranks)
+    return SharedGroup(name, asked.store, asked.group_rank, size, timeout, _forming, ranks)
 
 
 def create_shm(asked: Any, _options: Any = None) -> SharedGroup:

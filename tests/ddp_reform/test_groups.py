@@ -45,6 +45,28 @@ def test_the_world_shrinks_and_grows(backend: str) -> None:
         assert ranks.run(world.total) == [6.0] * 3
 
 
+def test_the_backend_that_init_has_chosen_is_chosen_again() -> None:
+    """A second host comes, goes, and then a rank is replaced on the host that stays."""
+
+    def are(ranks: World, backend: str) -> bool:
+        total = ranks.size * (ranks.size + 1) / 2
+        sums = {"world": total, "everybody": total, "plain": float(ranks.size)}
+        return ranks.run(world.sums) == [sums] * ranks.size and all(
+            each == (backend, {backend}, True) for each in ranks.run(world.named)
+        )
+
+    with World(2, world.chosen, hosts=[0, 0, 1]) as ranks:
+        assert are(ranks, "shm")
+        ranks.heal(size=3)
+        assert are(ranks, "hier")
+        ranks.kill(2)
+        ranks.heal(size=2)
+        assert are(ranks, "shm")
+        ranks.kill(1)
+        ranks.heal()
+        assert are(ranks, "shm")
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_another_rank_dies_while_the_world_heals(backend: str) -> None:
     with World(3, world.only_groups, backend) as ranks:

@@ -65,18 +65,18 @@ class World:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def place(self, rank: int) -> dict[str, str]:
-        host = self._hosts[rank] if self._hosts else 0
+        hosts = self._hosts[: self.size] or [0] * self.size
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "GLOO_SOCKET_IFNAME": "lo",
-            "DDP_HOST_KEY": f"host{host}",
+            "DDP_HOST_KEY": f"host{hosts[rank]}",
             "DDP_GENERATION": str(self._generation),
             **self._env,
         }
@@ -246,6 +246,20 @@ def one_group(backend: str) -> dict[str, Any]:
     return {"world": dist.group.WORLD}
 
 
+def chosen() -> dict[str, Any]:
+    """A default group whose backend `ddp.init` chooses, and a group of all ranks beside it."""
+    ddp.init()
+    return {"world": dist.group.WORLD, "everybody": dist.new_group(list(range(dist.get_world_size())))}
+
+
+def named(state: dict[str, Any]) -> tuple[str, set[str], bool]:
+    """What `ddp.init` says, the backends by torch's tables, and whether the groups are the objects that they were."""
+    groups = [dist.group.WORLD, state["everybody"]]
+    assert sum(each.ddp_sums_as_tree for each in groups) in (0, 2)
+    names = {dist.get_backend(each) for each in groups} | {each.getBackendName() for each in groups}
+    return ddp.init().backend, names, groups[0] is state["world"]
+
+
 def total(_state: dict[str, Any]) -> float:
     tensor = torch.full((1000,), dist.get_rank() + 1.0)
     dist.all_reduce(tensor)
@@ -263,7 +277,7 @@ def sums(state: dict[str, Any]) -> dict[str, float]:
     """The sum of rank + 1, in each group, through the objects that the script has kept."""
     found = {}
     for name in ("world", "everybody", "pair"):
-        group = state[name]
+        group = state.get(name, dist.GroupMember.NON_GROUP_MEMBER)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             tensor = torch.full((1000,), float(dist.get_rank() + 1))
             dist.all_reduce(tensor, group=group)
