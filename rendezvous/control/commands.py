@@ -29,7 +29,7 @@ examples:
 """
 _COMMANDS = "commands (ddpctl COMMAND --help has the options of one)"
 _TAIL = 20
-_TRIAL_STEPS = 10
+TRIAL_STEPS = 10
 
 
 class Command(StrEnum):
@@ -241,10 +241,10 @@ def _add_reload(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--steps",
         type=values.steps,
-        default=_TRIAL_STEPS,
+        default=TRIAL_STEPS,
         metavar="N",
         help="take the earlier files again if a rank fails within so many steps; 0: never "
-        f"(default: {_TRIAL_STEPS})",
+        f"(default: {TRIAL_STEPS})",
     )
     command.add_argument(
         "--wait",

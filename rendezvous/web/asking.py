@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.control.asking import inquire
+from rendezvous.control.commands import TRIAL_STEPS
 from rendezvous.control.log_lines import as_dict as line_dict
 from rendezvous.control.log_lines import lines_of, on_terminal
 from rendezvous.control.why import story_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _STACKS_S, _LOGS_S, _STEP_S = 8.0, 5.0, 35.0
 _CHECKPOINT_S, _MORE_S = 300.0, 5.0
+_RELOAD_S = 60.0  # for its checkpoint, as `ddpctl reload` waits
 
 
 async def logs(caller: Caller, wanted: LogsRequest) -> dict[str, Any]:
@@ -90,6 +92,8 @@ async def order(caller: Caller, wanted: OrderRequest, who: str) -> dict[str, Any
     reason = f"{wanted.reason or 'no reason given'} ({who}, on the page)"
     if wanted.action == "checkpoint":
         return await _checkpoint(caller, wanted.job, reason)
+    if wanted.action == "reload":
+        return await _reload(caller, wanted)
     method, request = _request(wanted, reason)
     return {"job": summary((await caller.call(method, request)).job), "silent": []}
 
@@ -103,6 +107,14 @@ def _request(wanted: OrderRequest, reason: str) -> tuple[str, Any]:
         "abort": ("AbortJob", pb.AbortJobRequest(job_id=job, reason=reason)),
     }
     return requests[wanted.action]
+
+
+async def _reload(caller: Caller, wanted: OrderRequest) -> dict[str, Any]:
+    """As `ddpctl reload`. The service itself adds who it was. It refuses, and stops nothing, if a file is broken."""
+    reason = f"{wanted.reason or 'no reason given'} (on the page)"
+    request = pb.ReloadJobRequest(job_id=wanted.job, reason=reason, steps=TRIAL_STEPS, wait_s=_RELOAD_S)
+    done = await caller.call("ReloadJob", request, longer_s=_RELOAD_S)
+    return {"job": summary(done.job), "silent": [], "changed": list(done.changed), "kept": done.kept}
 
 
 async def _checkpoint(caller: Caller, job: str, reason: str) -> dict[str, Any]:
