@@ -7,14 +7,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import variables
+
 import ddp
 from launcher.health import exposition
 from launcher.notify.job_events import EventKind
 from launcher.settings.options import OPTIONS
 from rendezvous import metrics
+from rendezvous.service import server
+from rendezvous.service.settings import SETTINGS, variable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,21 +96,43 @@ def _prose(doc: str) -> str:
 
 
 def environment() -> str:
-    rows = [
-        f"| {', '.join(f'`{name}`' for name in option.variables)} | `{option.flag}` |"
+    options = {
+        ", ".join(f"`{name}`" for name in names): f"`{option.flag}`"
         for option in OPTIONS
-        if option.variables
-    ]
+        if (names := (*option.variables, *(option.foreign or ())[:1]))
+    }
+    served = {f"`{variable(setting)}`": f"`{setting.flag}`" for setting in SETTINGS}
+    of_torchrun = [f"`{name}`" for name in rank_variables() if not name.startswith("DDP_")]
     parts = [
         "# Environment variables",
         "## Settings of ddp-launch",
         "Each variable sets an option; a flag overrides it. [The options](../options.md) say what they mean.",
-        "\n".join(("| variable | option |", "|---|---|", *rows)),
+        _table("option", options),
+        "## Settings of the library in the ranks",
+        _table("meaning", _quoted(variables.OF_THE_LIBRARY)),
         "## What each rank gets",
-        "The names that torchrun sets have torchrun's meaning.",
-        "\n".join(("| variable |", "|---|", *(f"| `{name}` |" for name in rank_variables()))),
+        "These have the meaning that they have under torchrun: " + ", ".join(of_torchrun) + ".",
+        _table("meaning", _quoted(variables.OF_A_RANK)),
+        "## Access to a service",
+        "For agents and `ddpctl`.",
+        _table("meaning", _quoted(variables.OF_CLIENTS)),
+        "## Settings of ddp-rendezvous serve",
+        "A variable sets an option; a flag overrides it. [The options](ddp-rendezvous.md) say what they mean.",
+        _table("option", served | _quoted(variables.OF_THE_SERVICE)),
+        "## Set for other programs",
+        _table("meaning", _quoted(variables.OF_PROGRAMS)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _quoted(described: Mapping[str, str]) -> dict[str, str]:
+    return {f"`{name}`": words for name, words in described.items()}
+
+
+def _table(what: str, rows: Mapping[str, str]) -> str:
+    return "\n".join(
+        (f"| variable | {what} |", "|---|---|", *(f"| {name} | {words} |" for name, words in rows.items()))
+    )
 
 
 def rank_variables() -> list[str]:
@@ -116,18 +142,29 @@ def rank_variables() -> list[str]:
 
 
 def metric_names() -> str:
-    service = [
-        f"| `{metrics._PREFIX}{name}_total` | {what} |" for name, (_, what) in metrics._COUNTERS.items()
-    ]
     parts = [
         "# Metrics",
         "In the text format of Prometheus.",
         "## Of a node: `--health-port`",
         "\n".join(("| metric | type | |", "|---|---|---|", *agent_metrics())),
         "## Of the service: `ddp-rendezvous serve --http`",
-        "\n".join(("| counter | |", "|---|---|", *service)),
+        "\n".join(("| metric | type | label | |", "|---|---|---|---|", *service_metrics())),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def service_metrics() -> list[str]:
+    source = inspect.getsource(server)
+    rows = [
+        f"| `{metrics._PREFIX}{name}_total` | counter | `{label}` | {what} |"
+        for name, (label, what) in metrics._COUNTERS.items()
+    ]
+    text = r'\s*"([^"]*)"'
+    for name, what in re.findall(rf"metrics\.gauge\({text},{text},", source):
+        rows.append(f"| `{metrics._PREFIX}{name}` | gauge | | {what} |")
+    for name, what, label in re.findall(rf"metrics\.gauges\({text},{text},{text},", source):
+        rows.append(f"| `{metrics._PREFIX}{name}` | gauge | `{label}` | {what} |")
+    return rows
 
 
 def agent_metrics() -> list[str]:

@@ -134,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for setting in SETTINGS:
         default = _default_text(setting)
-        words = f"{setting.help}{default} [{ENV}{setting.name.upper()}]".replace("%", "%%")
+        words = f"{setting.help}{default} [{variable(setting)}]".replace("%", "%%")
         match setting.kind:
             case "flag":
                 parser.add_argument(setting.flag, action="store_true", default=None, help=words)
@@ -169,7 +169,9 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     settled = {setting.name: setting.default for setting in SETTINGS}
     if config:
         settled |= _from_file(config)
-    settled |= {s.name: _from_text(s, environ[_env(s)], _env(s)) for s in SETTINGS if _env(s) in environ}
+    settled |= {
+        s.name: _from_text(s, environ[variable(s)], variable(s)) for s in SETTINGS if variable(s) in environ
+    }
     given = {s.name: getattr(arguments, s.name) for s in SETTINGS}
     if re.match(r"etcd://[^/@]*:[^/]*@", given["store"] or ""):
         raise SettingsUnusable(
@@ -181,7 +183,8 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     return settled
 
 
-def _env(setting: Setting) -> str:
+def variable(setting: Setting) -> str:
+    """The environment variable that sets it."""
     return ENV + setting.name.upper()
 
 
@@ -241,6 +244,12 @@ def _check(settled: Mapping[str, Any]) -> None:
         *filter(None, (settled["http"], settled["web"], settled["advertise"])),
     ):
         check_address(address)
+    for name, port in (("http", PORT + 10), ("web", PORT + 80)):  # for probes and browsers, which use TCP
+        if settled[name].startswith("unix:"):
+            raise SettingsUnusable(
+                f"invalid --{name} {settled[name]!r}: a Unix socket is possible only for --listen. "
+                f"Use HOST:PORT, for example 127.0.0.1:{port}"
+            )
     if not settled["listen"]:
         raise SettingsUnusable("--listen is empty: give at least one HOST:PORT")
     if bool(settled["tls_cert"]) != bool(settled["tls_key"]):
@@ -291,10 +300,6 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
 
 def _check_page(settled: Mapping[str, Any]) -> None:
     """The page has logins that control jobs, so `--insecure` does not apply to it."""
-    if settled["web"].startswith("unix:"):
-        raise SettingsUnusable(
-            f"invalid --web {settled['web']!r}: use HOST:PORT, for example 127.0.0.1:{PORT + 80}"
-        )
     if not settled["web"] or is_loopback(settled["web"]):
         return
     missing = [] if settled["tls_cert"] else ["--tls-cert and --tls-key"]

@@ -11,11 +11,16 @@ from tidy import ROOT
 
 sys.path.append(str(ROOT / "docs" / "site"))
 
+import code_pages
 import site_check as check
 import site_links as links
 import site_reference as reference
 
 from launcher.notify.job_events import EventKind
+from launcher.settings.options import OPTIONS
+from rendezvous.service import settings
+from rendezvous.service.server import Server, ServerOptions
+from rendezvous.store.memory import MemoryStore
 
 
 class _Settings(yaml.SafeLoader):
@@ -91,7 +96,6 @@ def test_pages_that_are_made_from_the_code(tmp_path) -> None:
     api = (tmp_path / "reference/python-api.md").read_text()
     assert "### ddp.ShardedOptimizer" in api
     assert "#### State.commit" in api
-    assert "`DDP_LAUNCH_MAX_RESTARTS`" in (tmp_path / "reference/environment.md").read_text()
     metrics = (tmp_path / "reference/metrics.md").read_text()
     shown = set(re.findall(r"`ddp_launch_([a-z_]+)`", metrics))
     source = (ROOT / "launcher/health/exposition.py").read_text()
@@ -99,3 +103,32 @@ def test_pages_that_are_made_from_the_code(tmp_path) -> None:
     assert "message Join {" in (tmp_path / "reference/protocol.md").read_text()
     for kind in EventKind:
         assert re.search(rf"^\| `{kind}` \| \w", (tmp_path / "reference/events.md").read_text(), re.MULTILINE)
+
+
+_NAME = re.compile(r"\bDDP_[A-Z][A-Z0-9_]*[A-Z0-9]\b(?!_)")
+_BUILT = re.compile(r'\{ENV\}([A-Z_]+)|_flag\(environ, "([A-Z]+)"')  # the code that reads DDP_RENDEZVOUS_*
+_NO_VARIABLES = {"DDP_CORE_H"}  # the guard of a C header
+
+
+def variables_of_the_code() -> set[str]:
+    found = {variable for option in OPTIONS for variable in option.variables if variable.startswith("DDP_")}
+    found |= {settings.variable(setting) for setting in settings.SETTINGS}
+    for package in ("ddp", "launcher", "rendezvous"):
+        for path in (ROOT / package).rglob("*"):
+            if path.suffix in (".py", ".c", ".h", ".cpp") and path.name.find("_pb2") < 0:
+                text = path.read_text()
+                found |= set(_NAME.findall(text))
+                found |= {f"DDP_RENDEZVOUS_{a or b}" for a, b in _BUILT.findall(text)}
+    return found - _NO_VARIABLES
+
+
+def test_the_reference_has_every_variable_of_the_code_and_no_other() -> None:
+    assert set(_NAME.findall(code_pages.environment())) == variables_of_the_code()
+
+
+def test_the_reference_has_every_metric_of_the_service() -> None:
+    """A running service and its page name the same."""
+    service = Server(MemoryStore(), ServerOptions(listen=()))
+    shown = set(re.findall(r"# TYPE (\S+) (\w+)", service.metrics.text()))
+    listed = set(re.findall(r"\| `(\S+)` \| (\w+) \|", "\n".join(code_pages.service_metrics())))
+    assert listed == shown

@@ -35,6 +35,14 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
     [
         (["--listen", "here"], {}, "", "invalid address 'here'"),
         (["--listen", "127.0.0.1:99999"], {}, "", "invalid address"),
+        (
+            ["--http", "unix:/tmp/x"],
+            {},
+            "",
+            "invalid --http 'unix:/tmp/x': a Unix socket is possible only",
+        ),
+        ([], {"DDP_RENDEZVOUS_HTTP": "unix:x"}, "", "Use HOST:PORT, for example 127.0.0.1:29410"),
+        ([], {}, "web = 'unix:/tmp/x'\n", "invalid --web 'unix:/tmp/x'"),
         ([], {"DDP_RENDEZVOUS_HISTORY": "long"}, "", "invalid DDP_RENDEZVOUS_HISTORY 'long'"),
         ([], {"DDP_RENDEZVOUS_INSECURE": "perhaps"}, "", "invalid DDP_RENDEZVOUS_INSECURE 'perhaps'"),
         ([], {}, "colour = 1\n", "unknown setting colour"),
