@@ -230,6 +230,7 @@ class _Marks:
         self._groups.clear()
         self._flying.clear()
         self._futures.clear()
+        self._page.forget()
 
     # --- start of a collective -----------------------------------------------------------------------
 

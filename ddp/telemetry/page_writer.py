@@ -33,7 +33,7 @@ MESSAGE_AT, MESSAGE = 384, struct.Struct("=Q240s")
 ERROR_AT, ERROR = 640, struct.Struct("=Q368s")
 RING_AT, RING_SLOTS, COLLECTIVE = 1024, 16, struct.Struct("=5QIIiI20s12s")
 GROUPS_AT, GROUP_SLOTS, GROUP = 2560, 12, struct.Struct("=II2Q40s24s")
-TOTALS_AT, TOTALS = 3712, struct.Struct("=QII8Q12Q24I24I")
+TOTALS_AT, TOTALS = 3712, struct.Struct("=QII8Q12Q24I24IQ")
 BINS = 24
 _NUMBERED, _REPEATS = 1, 2  # flags of the totals
 _SLOT = 96
@@ -68,12 +68,13 @@ class _Totals:
     repeated_ns: list[int] = field(default_factory=lambda: [0] * 12)
     steps: list[int] = field(default_factory=lambda: [0] * BINS)
     calls: list[int] = field(default_factory=lambda: [0] * BINS)
+    hidden_ns: int = 0  # an asynchronous collective ran, and the rank did not wait for it
 
     def packed(self) -> bytes:
         epoch = (self.total_steps, self.batches, self.batch, self.epoch_at)
         times = (self.first_step_at, self.formed_at, *epoch, self.step_sum_ns, self.call_sum_ns)
         head = (self.checkpoint_step, self.checkpoints, self.flags)
-        return TOTALS.pack(*head, *times, *self.repeated_ns, *self.steps, *self.calls)
+        return TOTALS.pack(*head, *times, *self.repeated_ns, *self.steps, *self.calls, self.hidden_ns)
 
 
 def _bin_of(took_ns: int) -> int:
@@ -98,6 +99,8 @@ class Page:
         self._repeat_steps, self._repeat_to = _REPEAT.unpack_from(self._memory, REPEAT_AT)
         self._groups: list[_Group] = []
         self._collectives: dict[int, list[object]] = {}
+        self._open: set[int] = set()  # asynchronous collectives of the ring that have not ended
+        self._hidden_since = 0  # until then, hidden communication is counted
         self._claim()
 
     def _in_forked_child(self) -> None:
@@ -154,6 +157,7 @@ class Page:
         before, now = self._phase, monotonic_ns()
         if number in (BACKWARD, OPTIMIZER):
             self._evaluating = False
+        self._count_hidden(now)
         self._phase_ns[self._final_account(number)] += now - self._since
         if number not in (IDLE, COMMUNICATE):
             self._last = number
@@ -182,6 +186,7 @@ class Page:
         """Without gradients, nothing is a part of a training step. Only what the time counts as changes."""
         if self._evaluating != bool(yes):
             now, self._evaluating = monotonic_ns(), bool(yes)
+            self._count_hidden(now)
             self._phase_ns[self._account] += now - self._since
             self._account, self._since = self._account_of(self._phase), now
             self._show_progress()
@@ -190,6 +195,7 @@ class Page:
         """The rest of this backward pass waits for collectives. Only what the time counts as changes."""
         if self._phase == BACKWARD == self._account:
             now = monotonic_ns()
+            self._count_hidden(now)
             self._phase_ns[BACKWARD] += now - self._since
             self._account, self._since = COMMUNICATE, now
             self._show_progress()
@@ -305,7 +311,12 @@ class Page:
             sequence = known.entered
         self._show_group(group)
         facts = [numel, shape, group + 1, peer, flags, _cut(op, 20), _cut(dtype, 12)]
-        shown: list[object] = [self._entered, sequence, monotonic_ns(), 0, *facts]
+        now = monotonic_ns()
+        self._count_hidden(now)
+        self._open.discard(self._entered - RING_SLOTS)  # it leaves the ring
+        if is_async:
+            self._open.add(self._entered)
+        shown: list[object] = [self._entered, sequence, now, 0, *facts]
         self._collectives[self._entered % RING_SLOTS] = shown
         self._show_collective(self._entered)
         return self._entered
@@ -318,6 +329,8 @@ class Page:
         shown = self._collectives.get(ticket % RING_SLOTS)
         if shown is not None and shown[0] == ticket and not shown[3]:
             shown[3] = now = monotonic_ns()
+            self._count_hidden(now)
+            self._open.discard(ticket)
             self._show_collective(ticket)
             self._count_call(shown[2], now)
             group, flags = shown[6], shown[8]
@@ -328,6 +341,18 @@ class Page:
                 self._show_group(group - 1)
         if self._phase == STARTING:
             self.phase(IDLE)
+
+    def forget(self) -> None:
+        """The groups before this are gone, and so are their collectives."""
+        self._count_hidden(monotonic_ns())
+        self._open.clear()
+
+    def _count_hidden(self, now: int) -> None:
+        """Call this before what decides about it changes: the account of the time, and the collectives that run."""
+        if self._open and COMMUNICATE not in (self._phase, self._account):
+            self._totals.hidden_ns += now - self._hidden_since
+            self._show_totals()
+        self._hidden_since = now
 
     def _count_call(self, entered_at: object, now: int) -> None:
         assert isinstance(entered_at, int)

@@ -132,6 +132,9 @@ class Page(Protocol):
     def leave(self, ticket: int, /) -> None:
         """End the collective with this ticket."""
 
+    def forget(self) -> None:
+        """The groups so far are gone: none of their collectives runs any more."""
+
     def section(self, name: str, timeout_s: float, since: int, /) -> int:
         """Start a named section, with a timeout (0: none) and a start time (0: now); return its start. "" ends it."""
 
@@ -150,7 +153,7 @@ class _DiscardingPage:
 
     phase = mark = back = step = number = buckets = group_timeout = _discard
     evaluates = awaits = total = repeats = epoch = batch = _discard
-    group = enter = leave = section = message = error = _discard
+    group = enter = leave = forget = section = message = error = _discard
 
 
 _opened: Page | None = None

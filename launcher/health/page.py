@@ -62,7 +62,7 @@ _COLLECTIVE = struct.Struct("=5QIIiI20s12s")
 _GROUP = struct.Struct("=II2Q40s24s")
 RING = tuple(Block(at, _COLLECTIVE) for at in range(1024, 2560, 96))
 GROUPS = tuple(Block(at, _GROUP) for at in range(2560, 3712, 96))
-TOTALS = Block(3712, struct.Struct("=QII8Q12Q24I24I"))
+TOTALS = Block(3712, struct.Struct("=QII8Q12Q24I24IQ"))
 BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS, TOTALS)
 _PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
 _ASYNC = 1
@@ -175,6 +175,7 @@ class _Reading:
     def _totals(self, open_s: float) -> Totals:
         at_step, checkpoints, flags, *rest = self._fields(TOTALS)
         first_at, formed_at, total, batches, batch, epoch_at, step_ns, call_ns, *rest = rest
+        *rest, hidden_ns = rest
         repeated, steps, calls = rest[:12], rest[12 : 12 + BINS], rest[12 + BINS :]
         return Totals(
             open_s=open_s,
@@ -187,6 +188,7 @@ class _Reading:
             repeated=tuple((_phase(i), ns / _SECOND) for i, ns in enumerate(repeated) if ns),
             steps=Histogram(tuple(steps), step_ns / _SECOND),
             calls=Histogram(tuple(calls), call_ns / _SECOND),
+            hidden_s=hidden_ns / _SECOND,
             total_steps=_number(total),
             epoch=Epoch(_number(batches), _number(batch), self._ago(epoch_at)) if batches else None,
         )

@@ -63,21 +63,30 @@ class Ledger:
     has_run: bool = False  # a process has run here before this stage, so time until a step is lost
     # What the page of a process showed when it continued after a pause: the time of an earlier stage.
     base: tuple[tuple[RankPhase, float], ...] = ()
+    hidden: float = 0.0  # communication behind computation: of the processes before
+    hidden_base: float = 0.0
 
     def so_far(self, now: float, view: RankView | None) -> TimeSpent:
         """The time until now."""
         return self.closed + self._open(now, view)
+
+    def hidden_so_far(self, view: RankView | None) -> float:
+        """Seconds in which collectives ran behind computation."""
+        if self.stage is not Stage.RUNNING or view is None:
+            return self.hidden
+        return self.hidden + max(0.0, view.totals.hidden_s - self.hidden_base)
 
     def moved(self, stage: Stage, now: float, view: RankView | None) -> Ledger:
         """Enter the next stage. The view is of the same moment, and matters only if a process runs."""
         if stage is self.stage:
             return self
         has_run = self.has_run or self.stage is Stage.RUNNING
-        return Ledger(now, stage, self.so_far(now, view), has_run)
+        return Ledger(now, stage, self.so_far(now, view), has_run, hidden=self.hidden_so_far(view))
 
     def resumed(self, now: float, view: RankView) -> Ledger:
         """A process that was paused continues."""
-        return replace(self.moved(Stage.RUNNING, now, view), base=view.phase_times)
+        begun = self.moved(Stage.RUNNING, now, view)
+        return replace(begun, base=view.phase_times, hidden_base=view.totals.hidden_s)
 
     def failed(self, now: float, view: RankView | None) -> Ledger:
         """Ranks are stopped because of a failure."""

@@ -162,12 +162,14 @@ class TimeWatch:
 
     def _rank_time(self, local_rank: int, first: int) -> RankTime:
         view = self._pages.view(local_rank)
-        spent = self._ledgers[local_rank].so_far(time.monotonic(), view)
+        ledger = self._ledgers[local_rank]
+        spent, hidden = ledger.so_far(time.monotonic(), view), ledger.hidden_so_far(view)
         if view is None or not view.known:
-            return RankTime(first + local_rank, spent)
+            return RankTime(first + local_rank, spent, hidden=hidden)
         totals = view.totals
         saved = totals.checkpoint_step if totals.checkpoints else 0
-        return RankTime(first + local_rank, spent, view.step, saved, totals.numbers_steps, has_page=True)
+        counts = (view.step, saved, totals.numbers_steps)
+        return RankTime(first + local_rank, spent, *counts, has_page=True, hidden=hidden)
 
     def summary(self, outcome: Outcome | None) -> str:
         """The time of the job in words, on its first node; of this node if it was stopped alone. "" if unknown."""

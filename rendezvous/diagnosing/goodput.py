@@ -25,7 +25,8 @@ def reported(state: TimeState, node: str, incarnation: str, ranks: tuple[RankTim
     before, gone = state.nodes.get(node), state.gone
     if before is not None and (before.incarnation, len(before.ranks)) != (incarnation, len(ranks)):
         spent = (rank.spent for rank in before.divided())
-        gone = JobTime(gone.ranks, sum_of([gone.spent, *spent]))
+        hidden = gone.hidden + sum(rank.hidden for rank in before.ranks)
+        gone = JobTime(gone.ranks, sum_of([gone.spent, *spent]), hidden)
         before = None
     report = _divided(before, NodeTime(incarnation, ranks), state.nodes, node)
     return replace(state, nodes=state.nodes.plus(node, report), gone=gone)
@@ -62,7 +63,8 @@ def whole(state: TimeState) -> JobTime | None:
     ranks = [rank for each in state.nodes.values() for rank in each.divided()]
     if not any(rank.has_page for rank in ranks):
         return None
-    return JobTime(len(ranks), sum_of([state.gone.spent, *(rank.spent for rank in ranks)]))
+    hidden = state.gone.hidden + sum(rank.hidden for rank in ranks)
+    return JobTime(len(ranks), sum_of([state.gone.spent, *(rank.spent for rank in ranks)]), hidden)
 
 
 def next_repeat(state: TimeState, nodes: Iterable[str]) -> Repeat:

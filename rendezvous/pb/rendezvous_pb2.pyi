@@ -969,28 +969,32 @@ class TimeSpent(_message.Message):
     def __init__(self, start: _Optional[float] = ..., data: _Optional[float] = ..., forward: _Optional[float] = ..., backward: _Optional[float] = ..., communication: _Optional[float] = ..., optimizer: _Optional[float] = ..., checkpoint: _Optional[float] = ..., evaluation: _Optional[float] = ..., waiting: _Optional[float] = ..., detect: _Optional[float] = ..., stop: _Optional[float] = ..., meet: _Optional[float] = ..., fork: _Optional[float] = ..., init: _Optional[float] = ..., redo: _Optional[float] = ..., idle: _Optional[float] = ...) -> None: ...
 
 class RankTime(_message.Message):
-    __slots__ = ("rank", "spent", "steps", "saved_steps", "numbers_steps", "has_page")
+    __slots__ = ("rank", "spent", "steps", "saved_steps", "numbers_steps", "has_page", "hidden")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAVED_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_STEPS_FIELD_NUMBER: _ClassVar[int]
     HAS_PAGE_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     spent: TimeSpent
     steps: int
     saved_steps: int
     numbers_steps: bool
     has_page: bool
-    def __init__(self, rank: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., steps: _Optional[int] = ..., saved_steps: _Optional[int] = ..., numbers_steps: bool = ..., has_page: bool = ...) -> None: ...
+    hidden: float
+    def __init__(self, rank: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., steps: _Optional[int] = ..., saved_steps: _Optional[int] = ..., numbers_steps: bool = ..., has_page: bool = ..., hidden: _Optional[float] = ...) -> None: ...
 
 class JobTime(_message.Message):
-    __slots__ = ("ranks", "spent")
+    __slots__ = ("ranks", "spent", "hidden")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     ranks: int
     spent: TimeSpent
-    def __init__(self, ranks: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+    hidden: float
+    def __init__(self, ranks: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., hidden: _Optional[float] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
     __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions", "script_args", "block", "hardware")
@@ -1245,10 +1249,20 @@ class ListJobsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListJobsResponse(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "elsewhere")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobSummary]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobSummary, _Mapping]]] = ...) -> None: ...
+    elsewhere: _containers.RepeatedCompositeFieldContainer[JobElsewhere]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobSummary, _Mapping]]] = ..., elsewhere: _Optional[_Iterable[_Union[JobElsewhere, _Mapping]]] = ...) -> None: ...
+
+class JobElsewhere(_message.Message):
+    __slots__ = ("job_id", "address")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    address: str
+    def __init__(self, job_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id",)

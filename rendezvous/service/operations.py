@@ -75,15 +75,18 @@ class Operations:
 
     async def _list(self, _: Any, identity: Identity) -> Any:
         covered = [job_id for job_id in await self._jobs.known() if identity.may(Right.READ, job_id)]
-        found = []
+        found, elsewhere = [], []
         for job_id in covered[:_JOBS_LISTED]:
             try:
                 job = await self._jobs.find(job_id)
-            except (OwnedByOther, LimitReached):
-                continue  # the replica that owns it lists it
+            except OwnedByOther as other:  # the replica that owns it lists it
+                elsewhere.append(pb.JobElsewhere(job_id=job_id, address=other.address))
+                continue
+            except LimitReached:
+                continue
             if job is not None:
                 found.append(encode(summary_of(job_id, job.state)))
-        return pb.ListJobsResponse(jobs=found)
+        return pb.ListJobsResponse(jobs=found, elsewhere=elsewhere)
 
     async def _get(self, request: Any, _: Identity) -> Any:
         job = await self._find(request.job_id)

@@ -82,6 +82,8 @@ class RankTime:
     saved_steps: int = 0  # of these, at the end of the last checkpoint; 0: it has taken none
     numbers_steps: bool = False  # the script sets the number of its steps
     has_page: bool = False  # the rank shows what it does; if not, its time since the start counts as idle
+    # Seconds in which collectives ran behind its computation. They belong to the classes of `spent` as well.
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class JobTime:
 
     ranks: int
     spent: TimeSpent
+    hidden: float = 0.0  # as in RankTime
 
 
 def sum_of(spent: Iterable[TimeSpent]) -> TimeSpent:

@@ -144,6 +144,7 @@ class Totals:
     repeated: tuple[tuple[RankPhase, float], ...] = ()  # the time in each phase until that was over
     steps: Histogram = Histogram()  # all but the first
     calls: Histogram = Histogram()  # collectives
+    hidden_s: float = 0.0  # an asynchronous collective ran, and the rank did not wait for it
     total_steps: int = 0  # that the script will take; 0: unknown
     epoch: Epoch | None = None
 

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from rendezvous.access.auth import Denied, Right
 from rendezvous.access.refusals import Reason
 from rendezvous.control.asking import NoSuchJob
+from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.version import VERSION
 from rendezvous.web import asking, guarding
 from rendezvous.web.files import read_files
@@ -183,8 +184,16 @@ class Application:
         return JSONResponse(await self._list(self._caller(request, session), session))
 
     async def _list(self, caller: Caller, session: Session) -> dict[str, Any]:
-        jobs = [summary(job) for job in await caller.all_jobs() if self._only in ("", job.job_id)]
-        return {"jobs": [{**job, "may_control": session.may_control(job["job"])} for job in jobs]}
+        if self._only:
+            jobs, others = [job for job in await caller.all_jobs() if job.job_id == self._only], []
+        else:
+            listed = await caller.call("ListJobs", pb.ListJobsRequest())
+            jobs, others = listed.jobs, listed.elsewhere
+        rows = [{**summary(job), "may_control": session.may_control(job.job_id)} for job in jobs]
+        return {
+            "jobs": sorted(rows, key=lambda row: str(row["job"])),
+            "elsewhere": [{"job": other.job_id, "replica": other.address} for other in others],
+        }
 
     async def _watch_jobs(self, request: Any, session: Session) -> Response:
         caller = self._caller(request, session)

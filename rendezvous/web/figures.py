@@ -1,8 +1,9 @@
 """The figures of a job over time, for the charts of the page. Pure.
 
-A point has sums since the start of the job: the time of all ranks by class (docs/goodput.md), and the steps that a rank
-has finished on average. The browser divides the differences between points. So points can be left out without an error:
-a series that is full drops every second one, and then takes points half as often. It covers the whole job.
+A point has sums since the start of the job: the time of all ranks by class (docs/goodput.md), the part of it in which
+collectives ran behind computation, and the steps that a rank has finished on average. The browser divides differences
+between points. So points can be left out without an error: a series that is full drops every second one, and then
+takes points half as often. It covers the whole job.
 
 Agents report at different moments. Steps and time come from the same reports, so their quotient is right at any time.
 """
@@ -29,9 +30,11 @@ class Point:
     ranks: int
     steps: float  # of a rank, in this generation
     spent: tuple[float, ...]  # by CLASSES, of all ranks together
+    hidden: float = 0.0  # communication behind computation; some of these classes contain it
 
     def as_list(self) -> list[Any]:
-        return [round(self.at, 1), self.generation, self.ranks, round(self.steps, 2), *_rounded(self.spent)]
+        sums = _rounded((*self.spent, self.hidden))
+        return [round(self.at, 1), self.generation, self.ranks, round(self.steps, 2), *sums]
 
 
 def _rounded(spent: tuple[float, ...]) -> list[float]:
@@ -41,7 +44,7 @@ def _rounded(spent: tuple[float, ...]) -> list[float]:
 def point_of(at: float, generation: int, time: JobTime, ranks: Sequence[RankTime]) -> Point:
     steps = sum(rank.steps for rank in ranks) / len(ranks) if ranks else 0.0
     spent = tuple(getattr(time.spent, name) for name in CLASSES)
-    return Point(at, generation, time.ranks, steps, spent)
+    return Point(at, generation, time.ranks, steps, spent, time.hidden)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,11 @@ def test_a_question_for_output_that_is_not_one_is_refused(bad: bytes) -> None:
         logs_request(bad)
 
 
+def test_a_point_ends_with_the_hidden_communication() -> None:
+    point = point_of(1.0, 1, JobTime(2, TimeSpent(backward=8.0), hidden=2.5), [RankTime(0, TimeSpent(), 3)])
+    assert point.as_list()[4 + len(CLASSES) :] == [2.5]
+
+
 def test_requests_are_read() -> None:
     order = order_request(body(action="drain", node="n", reason=" fan "))
     assert (order.job, order.action, order.node, order.reason) == ("a", "drain", "n", "fan")

@@ -111,6 +111,21 @@ def test_a_process_that_was_paused_continues_where_its_page_was() -> None:
     assert spent.total == 25.0
 
 
+def hidden(seconds: float) -> RankView:
+    return page(totals=Totals(hidden_s=seconds))
+
+
+def test_communication_behind_computation_is_added_up_over_processes() -> None:
+    ledger = Ledger(0.0, Stage.RUNNING)
+    assert ledger.hidden_so_far(hidden(3.0)) == 3.0
+    ledger = ledger.failed(10.0, hidden(4.0))
+    assert (ledger.hidden_so_far(None), ledger.hidden_so_far(hidden(9.0))) == (4.0, 4.0)
+    anew = ledger.moved(Stage.FORKING, 11.0, None).moved(Stage.RUNNING, 12.0, None)
+    assert anew.hidden_so_far(hidden(1.5)) == 5.5
+    same_process = ledger.resumed(12.0, hidden(4.5))
+    assert same_process.hidden_so_far(hidden(6.0)) == 5.5
+
+
 # --- of the whole job ----------------------------------------------------------------------------------
 
 
@@ -158,6 +173,15 @@ def test_the_time_of_an_agent_that_was_replaced_stays_in_the_sum() -> None:
     assert whole is not None
     assert (whole.ranks, whole.spent.total) == (2, 40.0)
     assert goodput.whole(TimeState()) is None
+
+
+def test_hidden_communication_of_a_replaced_agent_stays_in_the_sum() -> None:
+    state = goodput.reported(TimeState(), "a", "1", report(1.0, 1.0, hidden=2.0))
+    state = goodput.reported(state, "b", "1", report(1.0, first=2, hidden=4.0))
+    state = goodput.reported(state, "a", "2", report(1.0, 1.0, hidden=0.5))
+    job = goodput.whole(state)
+    assert job is not None
+    assert job.hidden == 2 * 2.0 + 4.0 + 2 * 0.5
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,44 @@ def test_an_evaluation_shows_the_phase_that_the_rank_is_in(pages: Pages, native:
 
 
 @WRITERS
+def test_communication_behind_computation(pages: Pages, native: str) -> None:
+    """While an asynchronous collective runs and the rank does not wait; several at the same time count once."""
+    program = """
+    def begin(is_async=1):
+        return page.enter(group, "all_reduce", "float32", 1, 1, -1, is_async, 0)
+    group = page.group("0", 2, "0-1")
+    page.phase(s.FORWARD)
+    spend(s.BACKWARD, 0.5)      # nothing runs
+    first = begin()
+    time.sleep(0.02)
+    second = begin()
+    time.sleep(0.02)            # 40 ms are hidden
+    before = page.mark(s.COMMUNICATE)
+    time.sleep(0.5)             # exposed
+    page.back(before)
+    page.leave(first)
+    time.sleep(0.02)            # 60 ms
+    page.awaits()
+    time.sleep(0.5)             # exposed, in the backward pass of torch's own class
+    page.leave(second)
+    page.mark(s.OPTIMIZER)
+    waits = begin(is_async=0)
+    time.sleep(0.5)
+    page.leave(waits)
+    begin()
+    page.forget()               # its group is gone
+    time.sleep(0.5)
+    lost = begin()
+    for _ in range(16):         # it leaves the ring
+        page.leave(begin(0))
+    time.sleep(0.5)
+    page.leave(lost)
+    page.mark(s.IDLE)
+    """
+    assert 0.06 <= after(pages, program, native).totals.hidden_s < 0.4
+
+
+@WRITERS
 def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
     program = """
     group = page.group("0", 2, "0-1")

@@ -25,6 +25,7 @@ from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client.options import ClientOptions
 from rendezvous.control.service import Service as Operations
+from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.store.open import open_store
 from rendezvous.values.events import (
     AgentLeft,
@@ -169,6 +170,10 @@ def test_a_replica_on_any_port_sends_agents_to_the_port_it_got(cluster: EtcdClus
             await a.expect(Waiting)
             async with agents(second.endpoint, _JOB, ["b"]) as (b,):
                 await asyncio.gather(start(a, 1), start(b, 1))
+            client = Operations([second.endpoint], ClientOptions(), 10.0)
+            listed = await client.ask(second.endpoint, "ListJobs", pb.ListJobsRequest())
+            assert [(job.job_id, job.address) for job in listed.elsewhere] == [("job", first.endpoint)]
+            assert not listed.jobs
 
     store = ("--store", cluster.url("any-port"))
     with serving(*store) as first, serving(*store) as second:

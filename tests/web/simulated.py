@@ -94,6 +94,11 @@ class Simulation:
             start=min(passed, 9.0), **{name: share * training for name, share in parts.items()}, **lost_parts
         )
 
+    def whole(self, at: float) -> JobTime:
+        spent = self.spent(at)
+        hidden = 0.7 * spent.backward * self.ranks
+        return JobTime(self.ranks, TimeSpent(*(self.ranks * each for each in _values(spent))), hidden)
+
     def step(self, at: float) -> int:
         trained = at - self.began - 9.0 if at < self.failed_at else at - self.failed_at - 43
         base = 0 if at < self.failed_at else int((self.failed_at - self.began - 40) / self.step_s)
@@ -127,7 +132,7 @@ class Simulation:
     def view(self) -> JobView:
         at = time.time()
         times = tuple(RankTime(rank, self.spent(at), self.step(at)) for rank in range(self.ranks))
-        whole = JobTime(self.ranks, TimeSpent(*(self.ranks * each for each in _values(self.spent(at)))))
+        whole = self.whole(at)
         last = self.ranks - self.per_node * (len(self.nodes) - 1)
         nodes = [
             NodeView(
@@ -261,7 +266,9 @@ class Simulated:
 
     async def call(self, method: str, request: Any, *, longer_s: float = 0.0) -> Any:
         if method == "ListJobs":
-            return pb.ListJobsResponse(jobs=[encode(job.view().summary) for job in self._jobs.values()])
+            jobs = [encode(job.view().summary) for job in self._jobs.values()]
+            elsewhere = pb.JobElsewhere(job_id="eval-nightly", address="rdzv-1.rdzv:29400")
+            return pb.ListJobsResponse(jobs=jobs, elsewhere=[elsewhere])
         job = self._jobs[request.job_id]
         match method:
             case "GetJob":
@@ -341,6 +348,5 @@ def _past(job: Simulation) -> Iterator[Any]:
     at = job.began + 10
     while at < time.time():
         ranks = [RankTime(0, job.spent(at), job.step(at))]
-        whole = JobTime(job.ranks, TimeSpent(*(job.ranks * each for each in _values(job.spent(at)))))
-        yield recorder.point_of(at, job.generation(at), whole, ranks)
+        yield recorder.point_of(at, job.generation(at), job.whole(at), ranks)
         at += 5.0

@@ -76,7 +76,7 @@ def test_a_token_that_may_only_look_cannot_act(shared: Site, job: Launched) -> N
 
 def test_a_token_is_for_its_jobs(shared: Site, job: Launched) -> None:
     client = shared.client(Role.OPERATOR, "others-*")
-    assert client.get("jobs")[1] == {"jobs": []}
+    assert client.get("jobs")[1] == {"jobs": [], "elsewhere": []}
     for path, query in (
         ("watch", {}),
         ("why", {}),
@@ -167,7 +167,7 @@ def test_other_machines_are_served_only_with_tls_and_tokens(
 
 def test_a_page_has_a_port() -> None:
     for address in ("unix:/tmp/page", "localhost", "127.0.0.1:http"):
-        with pytest.raises(SettingsUnusable, match="use HOST:PORT"):
+        with pytest.raises(SettingsUnusable, match=r"[uU]se HOST:PORT"):
             parse_serve(("--web", address), {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 expect.set_options(timeout=60_000)
 LARGE = Simulation("llama-7b", 1024, slow=(37, 611), hung=(812,))
+HIDDEN_TOO = re.compile(r"Exposed .* %, Hidden \d+ %, Waiting")
 JOBS = (LARGE, Simulation("resnet", 16, slow=(11,)), Simulation("mnist", 1, per_node=1))
 
 
@@ -176,13 +178,15 @@ def test_it_can_be_used_with_a_screen_reader_and_a_keyboard(
     url = simulated()
     with opened(browser, url, theme=theme) as page:
         expect(page.get_by_role("link", name="resnet")).to_be_visible()
+        expect(page.get_by_role("row", name="eval-nightly")).to_contain_text("replica at rdzv-1.rdzv:29400")
         assert not severe_problems(page)
         for job in JOBS:
             page.goto(f"{url.partition('#')[0]}#/job/{job.job}")
             page.locator(".ranks tbody tr").first.click()
             press(page, "Last step")
-            expect(page.get_by_role("img", name="hidden")).to_be_visible()
+            expect(page.get_by_role("img", name="ms hidden")).to_be_visible()
             expect(page.locator(".chart .now").first).to_contain_text("/s")
+            expect(page.get_by_role("img", name="Communication: Exposed")).to_have_accessible_name(HIDDEN_TOO)
             page.evaluate("scrollTo(0, 0)")
             keep(page, f"{job.ranks}-{theme}", tmp_path)
             assert not severe_problems(page)

@@ -76,6 +76,7 @@ struct totals {
     uint64_t first_step_at, formed_at, total_steps, batches, batch, epoch_at, step_sum_ns, call_sum_ns;
     uint64_t repeated_ns[PHASES];
     uint32_t steps[BINS], calls[BINS];
+    uint64_t hidden_ns; /* an asynchronous collective ran, and the rank did not wait for it */
 };
 struct page {
     _Alignas(64) struct header header;
@@ -110,6 +111,9 @@ typedef struct {
     uint64_t repeats_until; /* by our count; 0: the process has not been paused, and the agent's numbers count */
     int moved, ever_moved; /* part of a step has run: since the last step ended, ever */
     int evaluating;        /* gradients are off: what would be part of a step is part of an evaluation */
+    uint32_t open;         /* asynchronous collectives of the ring that have not ended */
+    uint64_t open_after;   /* of those with a greater number: the ones before are forgotten */
+    uint64_t hidden_since; /* until then, hidden communication is counted */
     uint32_t last;         /* the last phase that was neither IDLE nor COMMUNICATE */
     uint32_t known_groups;
     struct known *known;
@@ -189,10 +193,28 @@ static void note_checkpoint(struct page *page) {
     end(&t->sequence);
 }
 
+/* Call this before what decides about it changes: the account of the time, and the collectives that run. Several that
+ * run at the same time count once. */
+static void count_hidden(Page *self, uint64_t now) {
+    struct totals *t = &self->page->totals;
+    const struct progress *p = &self->page->progress;
+    if (self->open && p->phase != COMMUNICATE && p->account != COMMUNICATE) {
+        begin(&t->sequence);
+        t->hidden_ns += now - self->hidden_since;
+        end(&t->sequence);
+    }
+    self->hidden_since = now;
+}
+
+static int is_open(const Page *self, const struct collective *slot) {
+    return slot->number > self->open_after && slot->flags & ASYNC && !slot->finished_at;
+}
+
 static uint32_t enter_phase(Page *self, struct progress *p, uint32_t phase) {
     uint64_t now = now_ns();
     uint32_t before = p->phase;
     if (phase == BACKWARD || phase == OPTIMIZER) self->evaluating = 0;
+    count_hidden(self, now);
     begin(&p->sequence);
     p->phase_ns[final_account(self, p->account, phase)] += now - p->phase_since;
     if (phase != IDLE && phase != COMMUNICATE) self->last = phase;
@@ -215,6 +237,7 @@ static PyObject *page_evaluates(PyObject *self, PyObject *yes) {
         struct progress *p = &page->progress;
         uint64_t now = now_ns();
         own->evaluating = evaluates;
+        count_hidden(own, now);
         begin(&p->sequence);
         p->phase_ns[p->account] += now - p->phase_since;
         p->account = account_of(own, p->phase);
@@ -294,6 +317,7 @@ static PyObject *page_awaits(PyObject *self, PyObject *none) {
     if (page && page->progress.phase == BACKWARD && page->progress.account == BACKWARD) {
         struct progress *p = &page->progress;
         uint64_t now = now_ns();
+        count_hidden((Page *)self, now);
         begin(&p->sequence);
         p->phase_ns[BACKWARD] += now - p->phase_since;
         p->account = COMMUNICATE;
@@ -496,10 +520,14 @@ static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (!sequence) sequence = ++known->entered;
     show_group(page, (uint32_t)group, known);
     struct collective *slot = &page->ring[number % RING];
+    uint64_t now = now_ns();
+    count_hidden(own, now);
+    if (is_open(own, slot)) own->open--; /* it leaves the ring */
+    if (is_async) own->open++;
     begin(&slot->sequence);
     slot->number = number;
     slot->group_sequence = sequence;
-    slot->entered_at = now_ns();
+    slot->entered_at = now;
     slot->finished_at = 0;
     slot->numel = numel;
     slot->shape = (uint32_t)shape;
@@ -521,6 +549,8 @@ static PyObject *page_leave(PyObject *self, PyObject *ticket) {
     if (slot->number == number && !slot->finished_at) {
         struct totals *t = &page->totals;
         uint64_t now = now_ns(), took = now - slot->entered_at;
+        count_hidden(own, now);
+        if (is_open(own, slot)) own->open--;
         begin(&slot->sequence);
         slot->finished_at = now;
         end(&slot->sequence);
@@ -536,6 +566,18 @@ static PyObject *page_leave(PyObject *self, PyObject *ticket) {
         }
     }
     if (page->progress.phase == STARTING) enter_phase(own, &page->progress, IDLE);
+    Py_RETURN_NONE;
+}
+
+/* The groups before this are gone, and so are their collectives. */
+static PyObject *page_forget(PyObject *self, PyObject *none) {
+    (void)none;
+    Page *own = (Page *)self;
+    if (page_of(self)) {
+        count_hidden(own, now_ns());
+        own->open = 0;
+        own->open_after = own->entered;
+    }
     Py_RETURN_NONE;
 }
 
@@ -653,6 +695,7 @@ static PyMethodDef page_methods[] = {
     {"group", (PyCFunction)(void (*)(void))page_group, METH_FASTCALL, "Add a group (name, size, members); return its number."},
     {"enter", (PyCFunction)(void (*)(void))page_enter, METH_FASTCALL, "Start a collective; return its ticket."},
     {"leave", page_leave, METH_O, "End the collective with this ticket."},
+    {"forget", page_forget, METH_NOARGS, "No collective that has started runs any more."},
     {"section", (PyCFunction)(void (*)(void))page_section, METH_FASTCALL, "Start a section (name, timeout or 0, start or 0 for now); return its start."},
     {"message", page_message, METH_O, "Show a status message to users."},
     {"error", page_error, METH_O, "Show an error to the launcher."},

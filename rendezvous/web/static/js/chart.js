@@ -27,7 +27,8 @@ export class Chart {
     this.marks = marks;
     this.draw();
     const last = data.findLast((each) => this.value(each, 0) !== null);
-    const words = last ? this.lines.map(([name, , value]) => `${this.lines.length > 1 ? `${name} ` : ""}${this.text(value(last))}`) : ["no data yet"];
+    const known = last ? this.lines.filter(([, , value]) => value(last) !== null) : [];
+    const words = last ? known.map(([name, , value]) => `${this.lines.length > 1 ? `${name} ` : ""}${this.text(value(last))}`) : ["no data yet"];
     this.canvas.setAttribute("aria-label", `${this.title}: ${words.join(", ")}`);
     this.now.textContent = last && !this.stacked ? words[0].replace(/^[^0-9–]* (?=\d)/, "") : "";
   }

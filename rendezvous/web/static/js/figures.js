@@ -1,13 +1,14 @@
 // From sums since the start of the job to values over time.
 //
-// A point of the service has the sums of the time of all ranks by class, and the steps that a rank has finished. The
-// differences of two points are divided: what lies between can be left out.
+// A point of the service has the steps that a rank has finished, and the sums of the time of all ranks: by class, and
+// with hidden communication. The differences of two points are divided: what lies between can be left out.
 
 const CLASSES = [
   "start", "data", "forward", "backward", "communication", "optimizer", "checkpoint", "evaluation", "waiting",
   "detect", "stop", "meet", "fork", "init", "redo", "idle",
 ];
 const FIRST = 4; // of the classes in a point
+const HIDDEN = FIRST + CLASSES.length;
 const at = Object.fromEntries(CLASSES.map((name, n) => [name, FIRST + n]));
 const IN_STEPS = ["data", "forward", "backward", "communication", "optimizer", "waiting", "idle"];
 
@@ -23,11 +24,12 @@ export const GROUPS = [
 const TRAINING = ["forward", "backward", "communication", "optimizer"];
 
 const sum = (point, names) => names.reduce((total, name) => total + point[at[name]], 0);
-const whole = (point) => point.slice(FIRST).reduce((total, seconds) => total + seconds, 0);
+const whole = (point) => point.slice(FIRST, HIDDEN).reduce((total, seconds) => total + seconds, 0);
 
 // One value per interval: `shares` always, the figures of steps where no restart is between.
 export function intervals(points) {
   const found = [];
+  const hides = (points.at(-1)?.[HIDDEN] ?? 0) > 0; // otherwise it is not known: C++ code of torch starts the collectives
   for (let n = 1; n < points.length; n++) {
     const now = points[n];
     let back = n - 1;
@@ -43,6 +45,7 @@ export function intervals(points) {
       shares: GROUPS.map(([, , names]) => share(names)),
       goodput: share(TRAINING),
       exposed: share(["communication"]),
+      hidden: hides ? Math.max(0, (now[HIDDEN] - before[HIDDEN]) / total) : null,
       waiting: share(["waiting"]),
       rate: steps > 0 ? (steps * now[2]) / total : null,
       step_s: steps > 0 && inSteps > 0 ? inSteps / now[2] / steps : null,

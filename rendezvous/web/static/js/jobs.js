@@ -25,13 +25,13 @@ export function jobsView(main, frame) {
   const list = h("section", { class: "card jobs scroll", tabindex: "0", "aria-label": "Jobs" });
   fill(main, h("div", { class: "head" }, h("h1", {}, "Jobs"), count), list);
 
-  const show = ({ jobs }) => {
+  const show = ({ jobs, elsewhere }) => {
     jobs.sort((a, b) => (ORDER[a.phase] ?? 9) - (ORDER[b.phase] ?? 9) || a.job.localeCompare(b.job));
     const running = jobs.filter((job) => job.phase === "running").length;
     count.textContent = jobs.length ? `${running} of ${jobs.length} running` : "";
     const focused = document.activeElement?.getAttribute?.("href");
-    fill(body, jobs.map(row));
-    fill(list, jobs.length ? table : empty);
+    fill(body, jobs.map(row), elsewhere.map(rowElsewhere));
+    fill(list, jobs.length + elsewhere.length ? table : empty);
     if (focused) body.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   };
   const live = new Live("watch-jobs", {}, { jobs: show }, frame);
@@ -51,5 +51,18 @@ function row(job) {
     h("td", { class: "number" }, String(job.restarts)),
     h("td", { class: "number" }, String(job.heals)),
     h("td", { class: "reason", title: job.reason }, job.reason),
+  );
+}
+
+// The page of a replica knows only the names of the jobs of the others.
+function rowElsewhere({ job, replica }) {
+  const where = replica ? `served by the replica at ${replica}: open the page of that replica` : "another replica serves it";
+  return h(
+    "tr",
+    { class: "muted" },
+    h("th", { scope: "row" }, job),
+    h("td", {}, h("span", { class: "badge" }, "elsewhere")),
+    h("td", { colspan: "5" }),
+    h("td", { class: "reason", title: where }, where),
   );
 }

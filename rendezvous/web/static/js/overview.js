@@ -37,8 +37,12 @@ export function charts(state, signal) {
   const step = new Chart("Step time", [["Step time", "c2", (each) => each.step_s]], { text: duration, note: "Mean of all ranks" }, signal);
   const comm = new Chart(
     "Communication",
-    [["Exposed", "c4", (each) => each.exposed], ["Waiting for others", "c3", (each) => each.waiting]],
-    { text: percent },
+    [
+      ["Exposed", "c4", (each) => each.exposed],
+      ["Hidden", "c2", (each) => each.hidden],
+      ["Waiting for others", "c3", (each) => each.waiting],
+    ],
+    { text: percent, note: "Share of the time of all ranks. Hidden: behind computation" },
     signal,
   );
   const good = new Chart(
