@@ -35,6 +35,18 @@ _REPEATED = (
     "ddp.elastic: repeating %d steps, from commit %d: the failure came after an optimizer step on all survivors. "
     "With every=1, or if the script communicates only before the optimizer step, no step is repeated"
 )
+_REPEATED_IN_SHARDS = (
+    "ddp.elastic: repeating %d steps, from commit %d: a shard of the state is only in commits. With every=1 no step is "
+    "repeated"
+)
+_NOTHING_WHOLE = (
+    "no rank has a whole state of the training: the failure came between an optimizer step and the next commit(), and "
+    "there is no earlier commit. Use State(every=1), or communicate before the optimizer step"
+)
+_SHARDS_LOST = (
+    "a shard of the state is lost, and there is no commit that has it. Use State(every=1); and so that shards survive "
+    "the loss of a node, --redundancy, HSDP, or commits on disk (folder=, disk_every=)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +186,20 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
 
 
 def check_survivors(
-    positions: tuple[commits.Position | None, ...], choice: commits.Choice | None, rank: int
+    positions: tuple[commits.Position | None, ...],
+    choice: commits.Choice | None,
+    rank: int,
+    in_shards: bool = False,
 ) -> None:
     """Refuse to go on if survivors have trained, and nobody has their state; say which steps are done again."""
     if not any(positions):
         return
     if choice is None:
-        raise CannotReform(
-            "no rank has a whole state of the training: the failure came between an optimizer step and the next "
-            "commit(), and there is no earlier commit. Use State(every=1), or communicate before the optimizer step"
-        )
+        raise CannotReform(_SHARDS_LOST if in_shards else _NOTHING_WHOLE)
     n_steps = commits.steps_to_repeat(positions, choice.commit.number)
     status_page.page().repeats(commits.steps_of_rank_to_repeat(positions, choice.commit.number, rank))
     if n_steps > 1 and rank == 0:
-        log.warning(_REPEATED, n_steps, choice.commit.number)
+        log.warning(_REPEATED_IN_SHARDS if in_shards else _REPEATED, n_steps, choice.commit.number)
 
 
 def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:

@@ -182,7 +182,7 @@ class State:
         if shield is not None:
             shield.rebuild(local)
         choice = resume.choose(team, local)
-        resume.check_survivors(positions, choice, team.rank)
+        resume.check_survivors(positions, choice, team.rank, in_shards=parts > 1)
         found = None
         if choice is not None:
             alone = bool(self._contents.averagers)

@@ -81,7 +81,7 @@ def mark() -> None:
     if dist.is_initialized():
         _mark = _Mark(frozenset(each.name for each in registry.read()), registry.n_created())
     wrappers.watch()
-    wrappers.remember_hooks()
+    wrappers.remember()
 
 
 def is_reforming() -> bool:

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddp.groups import successors
+from ddp.groups import sharded_models, successors
 from ddp.groups.reform_plan import CannotReform
 from ddp.telemetry import torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FSDP_MODULE = "torch.distributed.fsdp"
 _TORCHS_MODULE = "torch.nn.parallel.distributed"
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -53,8 +52,9 @@ def watch() -> None:
             _live.add(each)
 
 
-def remember_hooks() -> None:
-    """Note what cannot be computed later: where torch's PowerSGD began to draw random numbers."""
+def remember() -> None:
+    """Note what cannot be computed later: where torch's PowerSGD began to draw random numbers, and switches of FSDP."""
+    sharded_models.remember()
     _seeds.clear()
     for wrapper in list(_live):
         for _hook, state in vars(wrapper).get("_comm_hooks", ()):
@@ -74,34 +74,33 @@ def _is_wrapper(kind: type) -> bool:
 
 def renew_all() -> None:
     """Let all wrapped models start anew. CannotReform: one of them cannot."""
-    _refuse_sharded()
+    sharded_models.renew()
     for wrapper in list(_live):
         if "reducer" not in vars(wrapper):
             continue  # its constructor has raised
         drop_gradients(wrapper)
+        if wrapper.mixed_precision is not None:
+            _return_to_full_precision(wrapper)
         renew = next((renew for kind, renew in _renewers if isinstance(wrapper, kind)), _renew_torchs)
         renew(wrapper)
-
-
-def _refuse_sharded() -> None:
-    """FSDP gathers and frees parameters during a step, and torch cannot bring it back from the middle of one."""
-    fsdp = sys.modules.get(_FSDP_MODULE)
-    if fsdp is None:
-        return
-    kinds = tuple(
-        kind for name in ("FSDPModule", "FullyShardedDataParallel") if (kind := getattr(fsdp, name, None))
-    )
-    for each in gc.get_objects():
-        if issubclass(type(each), kinds):
-            raise CannotReform(
-                f"the model is sharded ({type(each).__name__}): FSDP cannot go on after a step that was interrupted, "
-                "because parameters may be gathered and gradients half reduced"
-            )
 
 
 def drop_gradients(module: torch.nn.Module) -> None:
     for parameter in module.parameters():
         parameter.grad = None
+
+
+def _return_to_full_precision(wrapper: Any) -> None:
+    """Undo what a forward with mixed precision has done: it lets parameters be copies of low precision."""
+    for parameter in wrapper.module.parameters():
+        full = getattr(parameter, torch_names.FULL_PRECISION, None)
+        if full is None:  # DDP ignores this parameter
+            continue
+        _accumulator, hook = parameter.__dict__.pop(torch_names.HOOK_OF_FORWARD, (None, None))
+        if hook is not None:
+            hook.remove()
+        parameter.data = full
+    wrapper._submodule_to_event.clear()
 
 
 # --- torch's class ---------------------------------------------------------------------------------------
@@ -126,12 +125,13 @@ def _renew_torchs(wrapper: Any) -> None:
     for hook, state in hooks:
         renew_hook_state(state)
         wrapper.register_comm_hook(state, hook)
+    if wrapper.mixed_precision is not None:
+        wrapper.reducer._set_mixed_precision_param_dtype(wrapper.mixed_precision.param_dtype)
 
 
 def _check(wrapper: Any, hooks: list[Any]) -> None:
     unknown = wrapper._get_ddp_logging_data().get("comm_hook", "") and not hooks
     features = {
-        "mixed_precision": wrapper.mixed_precision is not None,
         "a built-in communication hook": bool(unknown),
         "an optimizer in the backward": any(isinstance(state, weakref.ref) for _, state in hooks),
         "torch.compile's reducer in Python": bool(getattr(wrapper, torch_names.PYTHON_REDUCER.name, False)),
@@ -176,5 +176,7 @@ def _renew_torchs_state(state: Any) -> None:
         state.total_numel_before_compression = state.total_numel_after_compression = 0
     elif name == "PostLocalSGDState":
         state.iter = 0
+    elif name == "_AllreduceUpcastHookState":  # of mixed precision
+        state.wait_for_stream_enqueued = False
     else:
         raise CannotReform(f"it is not known how the state of torch's hook {name} starts anew")

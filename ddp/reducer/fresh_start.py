@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp.groups import successors, wrappers
-from ddp.groups.reform_plan import CannotReform
 from ddp.reducer import unowned_gradients
 
 if TYPE_CHECKING:
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 def renew(wrapper: Any) -> None:
     """Let a `DistributedDataParallel` of ours start anew. CannotReform: the state of its hook cannot."""
-    if wrapper.mixed_precision is not None:
-        raise CannotReform(
-            "DistributedDataParallel with mixed_precision keeps parameters of an interrupted step that cannot be reset"
-        )
     core: Reducer = wrapper.reducer.core
     groups = tuple(successors.of(group) for group in core.settings.groups)
     if wrapper.__dict__.get("_groups"):

@@ -24,24 +24,18 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from ddp.comm_hooks.plain import completed
-from ddp.groups.reform_plan import CannotReform
 from ddp.reducer.bucket import gradient_strides
-from ddp.reducer.module import DistributedDataParallel
-from ddp.reducer.torch_reducer import reducer_of
-from ddp.sharding import whole_state
+from ddp.sharding import arguments, whole_state
 from ddp.sharding.sharded_buckets import ShardedBucket
-from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
+from ddp.telemetry.coded import WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddp.reducer.grad_bucket import GradBucket
-
-_ELEMENTWISE = {
-    *("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"),
-    *("Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"),
-}
+    from ddp.reducer.module import DistributedDataParallel
+    from ddp.reducer.reducer import Reducer
 
 
 class ShardedOptimizer(Optimizer, Joinable):
@@ -61,10 +55,10 @@ class ShardedOptimizer(Optimizer, Joinable):
         elementwise: bool = False,
         **defaults: Any,
     ) -> None:
-        _check(model, optimizer_class, elementwise)
+        arguments.check(model, optimizer_class, elementwise)
         self._model = model
         self._group: dist.ProcessGroup = model.process_group
-        self._groups = _groups(model.parameters() if params is None else params)
+        self._groups = arguments.groups(model.parameters() if params is None else params)
         self._whole = [parameter for group in self._groups for parameter in group["params"]]
         self._check_parameters()
         self._lay_out()
@@ -103,10 +97,15 @@ class ShardedOptimizer(Optimizer, Joinable):
     @explaining("the layout of shards")
     def _lay_out(self) -> None:
         reducer = self._model.reducer.core
-        order = list(reversed(range(len(reducer.parameters))))
+        order = _first_order(reducer)
         if reducer.rebuilt:  # DDP has observed a backward
             order = [i for bucket in reducer.sender.plan.buckets for i in bucket.members]
         self._model.register_comm_hook(self, _scatter)
+        self._cut(order)
+
+    def _cut(self, order: Sequence[int]) -> None:
+        """Fix the buckets of the model in this order, and cut each of them into shards."""
+        reducer = self._model.reducer.core
         averages = reducer.sender.set_shard_receiver(self._take)
         reducer.settle(order)
         self._plan = reducer.sender.plan
@@ -151,11 +150,17 @@ class ShardedOptimizer(Optimizer, Joinable):
         super().add_param_group(param_group)
 
     def start_anew(self) -> None:
-        """Called when the groups were formed anew: a rank was lost, and its share of the state with it."""
-        raise CannotReform(
-            "a ShardedOptimizer has lost the share of its state that the dead rank kept. Load a consolidated state "
-            "after a restart"
-        )
+        """Cut shards for the group that was formed anew; it may have another size. Their state begins empty.
+
+        A rank was lost, and its share with it. So the shares of all ranks come from a commit (`ddp.elastic`).
+        """
+        self._group = self._model.process_group
+        self._cut(_first_order(self._model.reducer.core))
+        for group, cut in zip(self._local.param_groups, self._groups_of_pieces(), strict=True):
+            group["params"] = cut["params"]
+        self._local.state.clear()
+        self._share()
+        self._averaged, self._consolidated = False, None
 
     # --- a step ------------------------------------------------------------------------------------
 
@@ -364,36 +369,10 @@ def _scatter(state: ShardedOptimizer, bucket: GradBucket) -> torch.futures.Futur
     return completed(bucket.buffer())
 
 
+def _first_order(reducer: Reducer) -> list[int]:
+    """The order of parameters before any backward: about that in which gradients arrive."""
+    return list(reversed(range(len(reducer.parameters))))
+
+
 def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return parameter groups from the forms that torch accepts: parameters, (name, parameter) pairs, or groups."""
-    given = list(params)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-    return [{**group, "params": _tensors(group["params"])} for group in groups]
-
-
-def _tensors(params: Any) -> list[torch.Tensor]:
-    listed = [params] if isinstance(params, torch.Tensor) else list(params)
-    return [each[1] if isinstance(each, tuple) else each for each in listed]
-
-
-def _check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> None:
-    if not isinstance(model, DistributedDataParallel):
-        raise WrongType(
-            f"ShardedOptimizer needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model "
-            "first"
-        )
-    reducer_of(model, "ShardedOptimizer")
-    if model.mixed_precision is not None:
-        raise WrongValue("ShardedOptimizer does not support DDP's mixed_precision. Use torch.autocast")
-    name = optimizer_class.__name__
-    torchs = optimizer_class.__module__.startswith("torch.optim")
-    if not elementwise and not (torchs and name in _ELEMENTWISE):
-        raise WrongValue(
-            f"ShardedOptimizer splits parameters at any element, but it is not known whether {name} updates each "
-            "element independently. "
-            f"If it does, pass elementwise=True. Otherwise use one of {', '.join(sorted(_ELEMENTWISE))}"
-        )

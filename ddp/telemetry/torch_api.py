@@ -41,6 +41,11 @@ def get(name: Name) -> Any:
     return getattr(owner, name.name)
 
 
+def has(name: Name) -> bool:
+    """Whether this release of torch has the name."""
+    return hasattr(resolve_name(name.owner), name.name)
+
+
 def patch(name: Name, wrap: Callable[[Any], Any]) -> None:
     """Replace what torch has under this name by `wrap(original)`."""
     owner = resolve_name(name.owner)

@@ -146,6 +146,14 @@ STORE_BARRIER = Name(
     _C10D, "_store_based_barrier", Use.CALLED, _HEALING, ("rank", "store", "group_name", "rendezvous_count")
 )
 WORLD = Name(_C10D, "_world", Use.READ, f"{_GUARD}, and a clean exit of ranks")
+RESET_OF_FSDP = Name(
+    "torch.distributed.fsdp:FSDPModule",
+    "reset_iter_state",
+    Use.CALLED,
+    "healing in place of models in shards (FSDP2)",
+    since=(2, 13),
+    instead="all ranks are restarted",
+)
 DEFAULT_STORE = Name(_C10D, "_get_default_store", Use.CALLED, "the names of lost peers")
 # It is empty until a variable sets its size (the second one is the older name). From 2.11 on there is a default size.
 RECORDER_HAS_SIZE: Version = (2, 11)
@@ -207,6 +215,8 @@ _OF_GROUPS = (
 )
 
 IGNORED = "_ddp_params_and_buffers_to_ignore"
+GATHERED = "_unsharded_param"
+FULL_PRECISION, HOOK_OF_FORWARD = "_fp_param", "_ddp_mp_hook_state"
 
 # --- attributes of torch's objects -------------------------------------------------------------------
 
@@ -216,6 +226,15 @@ ON_OBJECTS: dict[str, str] = {
     "_values": "torch.Tensor: the values of a sparse tensor that is not coalesced",
     "_cdata": "torch.UntypedStorage: the address of its C++ object",
     "_idx": "torch.nn.Parameter: its index, which torch's mixed precision reads",
+    GATHERED: "FSDPParam: the whole parameter, once it has been gathered",
+    "_get_fsdp_state": "FSDPModule: its state",
+    "_fsdp_param_groups": "FSDPState: the parameters that are gathered together",
+    "_state_ctx": "FSDPState: what all states of a model have in common",
+    "_is_root": "FSDPState: whether it is that of a whole model; None before the first forward",
+    "_all_gather_result": "FSDPParamGroup: an all-gather that nobody has waited for",
+    FULL_PRECISION: "torch.nn.Parameter: its data, while mixed precision lets a copy stand for it",
+    HOOK_OF_FORWARD: "torch.nn.Parameter: the hook that mixed precision has registered in a forward",
+    "_submodule_to_event": "DistributedDataParallel: the events of copies for which mixed precision has not waited",
     "_mp_stream": "DistributedDataParallel: the stream on which mixed precision copies parameters",
     "_threads": "the number of threads, in the options of ProcessGroupGloo",
     "_timeout": "the timeout, in the options of ProcessGroupNCCL",
@@ -238,7 +257,7 @@ NAMES: tuple[Name, ...] = (
         INIT_METHOD,
         STORE_BARRIER,
     ),
-    *(SHARD_OF_DTENSOR, WORLD, DEFAULT_STORE, RECORD_OF_ALL, RECORD_OF_NCCL, PYTHON_REDUCER),
+    *(SHARD_OF_DTENSOR, RESET_OF_FSDP, WORLD, DEFAULT_STORE, RECORD_OF_ALL, RECORD_OF_NCCL, PYTHON_REDUCER),
     *_OVERRIDDEN,
     *_INHERITED,
     *_SET_BY_INIT,

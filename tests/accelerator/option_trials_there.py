@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import ddp
 from ddp import comm_hooks, elastic
+from ddp.groups import wrappers
 
 OURS = ddp.DistributedDataParallel
 
@@ -115,6 +116,54 @@ def mixed(rank: int, given: dict[str, Any]) -> None:
         plain.step()
     assert all(p.dtype == torch.float32 for p in wrapped.parameters())
     same([p.detach().cpu() for p in wrapped.parameters()], [p.detach().cpu() for p in alone.parameters()])
+
+
+class Interrupted(Exception):
+    pass
+
+
+def healed(rank: int, kind: str, where: str) -> None:
+    """A step with mixed precision is interrupted, as by the death of a rank; the model trains on with the same bits."""
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    def interrupt(*_given: Any) -> None:
+        raise Interrupted
+
+    wrappers.watch()
+    precision = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    results = []
+    for is_interrupted in (False, True):
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 3)).to(
+            DEVICE
+        )
+        wrapped = {"ours": OURS, "torchs": Torchs}[kind](
+            model, mixed_precision=precision, bucket_cap_mb=0.0005
+        )
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+        for step in range(5):
+            if is_interrupted and step == 2:
+                register = (
+                    model[2].register_forward_hook
+                    if where == "forward"
+                    else model[2].register_full_backward_hook
+                )
+                handle = register(interrupt)
+                with pytest.raises(Interrupted):
+                    loss_of(wrapped, batch(rank, step)).backward()
+                handle.remove()
+                emu.synchronize()
+                wrappers.renew_all()
+                assert all(p.dtype == torch.float32 and p.grad is None for p in wrapped.parameters())
+            optimizer.zero_grad()
+            loss_of(wrapped, batch(rank, step)).backward()
+            optimizer.step()
+            emu.synchronize()
+        results.append([p.detach().cpu() for p in wrapped.parameters()])
+    if (
+        kind == "ours"
+    ):  # torch's class does not wait for the average: it has wrong numbers also without a failure
+        same(*results)
 
 
 def under_autocast(rank: int) -> None:

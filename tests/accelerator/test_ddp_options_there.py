@@ -43,6 +43,12 @@ def test_mixed_precision(two_ranks: Ranks, given: dict[str, Any]) -> None:
     two_ranks(f"{TRIALS}.mixed", given)
 
 
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["ours", "torchs"])
+def test_mixed_precision_after_a_heal(two_ranks: Ranks, kind: str, where: str) -> None:
+    two_ranks(f"{TRIALS}.healed", kind, where)
+
+
 @pytest.mark.parametrize("size", [4, 6])
 def test_logical_ranks(two_ranks: Ranks, size: int) -> None:
     two_ranks(f"{TRIALS}.logical_ranks", size)

@@ -102,18 +102,30 @@ def test_a_state_of_a_hook_that_cannot_start_anew_is_refused() -> None:
             ranks.heal()
 
 
+def test_a_model_in_shards_drops_what_it_has_accumulated() -> None:
+    """And the script need not have told it again to average gradients: a replacement was never told otherwise."""
+    with World(2, models.sharded, "shm") as ranks:
+        assert ranks.run(models.accumulate) == [(False, False, True)] * 2
+        ranks.kill(1)
+        ranks.heal()
+        assert ranks.run(models.accumulated) == [(True, True, False)] * 2
+
+
 @pytest.mark.parametrize(
-    ("top", "said"),
+    ("top", "places", "size", "said"),
     [
-        (models.sharded, "FSDP cannot go on after a step that was interrupted"),
-        (models.sharded_optimizer, "has lost the share of its state that the dead rank kept"),
+        (models.sharded, {0: 0, 2: 1}, 2, "has the shard of rank 2 of 3. It is rank 1 of 2 now"),
+        (models.sharded, {0: 2, 2: 0}, 3, "has the shard of rank 2 of 3. It is rank 0 of 3 now"),
+        (models.flat, {0: 0, 2: 2}, 3, r"FSDP1 cannot go on .* Use fully_shard \(FSDP2\)"),
     ],
 )
-def test_a_state_that_the_dead_rank_kept_alone_is_refused(top: Callable[..., Any], said: str) -> None:
-    with World(2, top, "shm") as ranks:
+def test_shards_in_another_place_are_refused(
+    top: Callable[..., Any], places: dict[int, int], size: int, said: str
+) -> None:
+    with World(3, top, "shm") as ranks:
         ranks.kill(1)
         with pytest.raises(Failed, match=said):
-            ranks.heal()
+            ranks.heal(places, size)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,25 @@ def sharded(backend: str) -> dict[str, Any]:
     return {"model": model}
 
 
-def sharded_optimizer(backend: str) -> dict[str, Any]:
+def accumulate(state: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """A micro-batch that is not the last one of its step."""
+    state["model"].set_requires_gradient_sync(False)
+    state["model"].set_is_last_backward(False)
+    state["model"](torch.ones(2, 8)).sum().backward()
+    return accumulated(state)
+
+
+def accumulated(state: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Whether gradients are averaged, whether it is the last backward of a step, and whether there are gradients."""
+    fsdp = state["model"]._get_fsdp_state()
+    (group,) = fsdp._fsdp_param_groups
+    gathered = [getattr(each, "_unsharded_param", None) for each in group.fsdp_params]
+    has_gradients = any(each is not None and each.grad is not None for each in gathered)
+    return group.reduce_grads, fsdp._state_ctx.is_last_backward, has_gradients
+
+
+def flat(backend: str) -> dict[str, Any]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     ddp.init(backend)
-    wrapped = ddp.DistributedDataParallel(torch.nn.Linear(8, 8))
-    return {"optimizer": ddp.ShardedOptimizer(wrapped, torch.optim.AdamW), "model": wrapped}
+    return {"model": FullyShardedDataParallel(torch.nn.Linear(8, 8), device_id=torch.device("cpu"))}

@@ -47,9 +47,13 @@ DEATHS = {
     [
         ("ours", "shm"),
         ("torch", "gloo"),
+        ("fsdp2", "shm"),
         *(
             pytest.param(*each, marks=pytest.mark.nightly)
-            for each in (("ours", "hier"), ("ours", "gloo"), ("torch", "shm"))
+            for each in (
+                *(("ours", "hier"), ("ours", "gloo"), ("torch", "shm")),
+                *(("sharded", "shm"), ("sharded", "gloo"), ("fsdp2", "gloo")),
+            )
         ),
     ],
 )
@@ -63,6 +67,65 @@ def test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed
     for number, dead in enumerate((1, 0, 1)):
         before, after = job.pids[number], job.pids[number + 1]
         assert (before[dead] == after[dead], before[1 - dead] == after[1 - dead]) == (False, True)
+
+
+MID_STEP = {
+    "1": kill(1, step=3, when="forward1"),
+    "2": kill(0, step=5, when="backward"),
+    "3": kill(0, step=8, when="stepping"),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "every"),
+    [
+        ("sharded", 1),
+        ("fsdp2", 3),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("sharded", 3), ("fsdp2", 1))),
+    ],
+)
+def test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told], model: str, every: int
+) -> None:
+    """Gradients of the interrupted step are dropped, also those that were accumulated before they are averaged."""
+    plan = {"model": model, "accumulate": True, "epochs": 1}
+    calm = train(**plan, run=True)
+    job, told = heal(**plan, kill=MID_STEP, state={"every": every})
+    assert told.losses() == calm.losses()
+    assert told.digests() == calm.digests()
+    assert len({pids[1] for pids in job.pids[1:]}) == 1
+    first = [min(told.digests_in(generation)) for generation in (2, 3, 4)]
+    assert first == [each - (each - 1) % every for each in (3, 5, 8)]
+
+
+def test_replicas_of_a_shard_have_it(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
+) -> None:
+    """HSDP: the memory of a lost node held a shard that the memory of another node holds too."""
+    plan = {"model": "hsdp", "own_nodes": True, "epochs": 1, "draws": False}
+    calm = train(4, **plan, run=True)
+    deaths = {"1": kill(0, step=3, when="backward")}
+    job, told = heal((4,), **plan, kill=deaths, replaced={"2": [0]})
+    assert told.digests() == calm.digests()
+    assert job.pids[0][1:] == job.pids[1][1:]
+
+
+def test_shards_of_a_lost_node_are_computed_from_what_others_keep(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
+) -> None:
+    plan = {"model": "fsdp2", "own_nodes": True, "epochs": 1}
+    calm = train(3, **plan, run=True)
+    job, told = heal(
+        (3,),
+        **plan,
+        kill={"1": kill(1, step=2, when="after"), "2": kill(0, step=4, when="after")},
+        replaced={"2": [1], "3": [0]},
+        protected=[2, 4],
+        state={"redundancy": "code:2+1"},
+    )
+    assert told.losses() == calm.losses()
+    assert told.digests() == calm.digests()
+    assert job.pids[0][2] == job.pids[1][2] == job.pids[2][2]
 
 
 @pytest.mark.parametrize(
@@ -103,9 +166,12 @@ def test_two_die_at_once_and_then_another_one_while_the_job_heals(
     assert job.pids[0][1] == job.pids[1][1] == job.pids[2][1]
 
 
-def test_the_world_grows_and_shrinks_around_the_survivors(heal: Callable[..., tuple[Job, Told]]) -> None:
+@pytest.mark.parametrize("model", ["ours", "sharded"])
+def test_the_world_grows_and_shrinks_around_the_survivors(
+    heal: Callable[..., tuple[Job, Told]], model: str
+) -> None:
     deaths = {"1": kill(1, step=3, when="before"), "2": kill(2, step=5, when="before")}
-    job, told = heal((2, 3, 2), epochs=1, kill=deaths)
+    job, told = heal((2, 3, 2), model=model, epochs=1, kill=deaths)
     assert [len(pids) for pids in job.pids] == [2, 3, 2]
     assert job.pids[0][0] == job.pids[1][0] == job.pids[2][0]
     assert set(told.samples()) == set(range(58))

@@ -188,3 +188,12 @@ def test_survivors_tell_the_launcher_which_steps_they_take_again(monkeypatch: py
     resume.check_survivors((commits.Position("a", 9, 9, 7), None), choice, 0)
     resume.check_survivors((None, None), choice, 0)  # a plain restart: the agent knows what is repeated
     assert told == [3]
+
+
+@pytest.mark.parametrize(
+    ("in_shards", "said"),
+    [(False, "no rank has a whole state of the training"), (True, "a shard of the state is lost")],
+)
+def test_survivors_without_a_state_to_go_on_from_say_what_is_missing(in_shards: bool, said: str) -> None:
+    with pytest.raises(resume.CannotReform, match=said):
+        resume.check_survivors((commits.Position("a", 9, None, None), None), None, 0, in_shards)

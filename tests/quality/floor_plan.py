@@ -145,7 +145,8 @@ SHELL = {
         *within(
             "groups",
             "accelerator core_arguments core_loading joining meeting membership mpi mpi_group process_group reform "
-            "registry ring segment shared_group shared_work shm single_tensor stores successors wrappers",
+            "registry ring segment sharded_models shared_group shared_work shm single_tensor stores successors "
+            "wrappers",
         ),
         *within(
             "reducer",
@@ -154,7 +155,7 @@ SHELL = {
             "logging_data module module_changes observation partial_sums reducer round rpc_context streams "
             "torch_reducer unowned_gradients unused",
         ),
-        *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
+        *within("sharding", "arguments sharded_buckets sharded_optimizer whole_state"),
         *within(
             "telemetry",
             "capture collective_facts collective_marks comm_error comm_words ending guard page_writer "

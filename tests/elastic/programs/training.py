@@ -28,6 +28,7 @@ from ddp.elastic import generators, image
 PLAN = json.loads(os.environ["PLAN"])
 RANK = int(os.environ["RANK"])
 SIZE, BATCH = 58, 3
+DRAWS = PLAN.get("draws", PLAN["model"] != "plain")  # random numbers, which are lost with a node
 
 
 def generation():
@@ -46,7 +47,8 @@ def die():
 
 def network():
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Dropout(0.2), nn.LayerNorm(13), nn.Linear(13, 1))
+    dropout = nn.Dropout(0.2 if DRAWS else 0.0)
+    return nn.Sequential(nn.Linear(7, 13), nn.ReLU(), dropout, nn.LayerNorm(13), nn.Linear(13, 1))
 
 
 def without_dropout():
@@ -148,14 +150,23 @@ def move_to_own_node():
     Path(os.environ["DDP_SCRATCH"]).mkdir(mode=0o700, exist_ok=True)
 
 
+def accumulating(model, last):
+    """A part of the step after which gradients are averaged, or not yet."""
+    if hasattr(model, "no_sync"):
+        return contextlib.nullcontext() if last else model.no_sync()
+    model.set_requires_gradient_sync(last)
+    return contextlib.nullcontext()
+
+
 def train_step(model, optimizer, scheduler, state, ids, batch):
     step = len(state.losses) + 1
     parts = batch.split(1) if PLAN.get("accumulate") else [batch]
     for number, part in enumerate(parts):
-        with contextlib.nullcontext() if part is parts[-1] else model.no_sync():
+        with accumulating(model, last=part is parts[-1]):
             disturb(step, f"forward{number}")
-            noise = 1 if PLAN["model"] == "plain" else random.gauss(1, 0.1) + float(np.random.rand())
+            noise = 1 if not DRAWS else random.gauss(1, 0.1) + float(np.random.rand())
             loss = model(part).square().mean() * noise
+            loss.register_hook(lambda _grad: disturb(step, "backward"))
             loss.backward()
     mean = loss.detach().clone()
     if PLAN.get("reduces") == "before":

@@ -1,0 +1,153 @@
+"""Models in shards (FSDP2, HSDP) go on after an interrupted step, with the groups that were formed anew.
+
+Theory of operation
+-------------------
+FSDP2 gathers the parameters of a layer before they are used, frees them, and reduces gradients behind the backward. An
+interrupted step leaves all of that half done. torch can return a model to the point between two steps:
+`FSDPModule.reset_iter_state`. It waits for what is in flight, which a group that was aborted never finishes, and it
+keeps gradients that were accumulated without synchronization. So both are dropped here.
+
+The shards themselves come from the resume. A replacement has made its model just now, so what the script sets between
+micro-batches (`set_requires_gradient_sync`, ...) returns to what it was when this process began to train.
+
+A rank holds the shard of its place, and the device mesh has the ranks as numbers. So a model in shards goes on only in
+the same place of a world of the same size.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ddp.groups.reform_plan import CannotReform, Place
+from ddp.telemetry import torch_api, torch_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FSDP_MODULE = "torch.distributed.fsdp"
+_SHARDED, _FLAT = "FSDPModule", "FullyShardedDataParallel"
+_SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The place in which the models were sharded, and what the script has set for them."""
+
+    place: Place
+    switches: dict[int, dict[str, bool]]  # by the identity of a parameter group of FSDP2
+    last_backward: dict[int, bool]  # by that of a state
+
+
+_known: list[_Known] = []
+
+
+def remember() -> None:
+    """Note the place of this process, and the switches of its models: training begins now."""
+    _known.clear()
+    states = _states(_modules()) if _are_made() and torch_api.has(torch_names.RESET_OF_FSDP) else []
+    if states:
+        switches = {
+            id(group): {name: getattr(group, name) for name in _SWITCHES}
+            for state in states
+            for group in state._fsdp_param_groups
+        }
+        last = {id(state): state._state_ctx.is_last_backward for state in states}
+        _known.append(_Known(Place(dist.get_rank(), dist.get_world_size()), switches, last))
+
+
+def renew() -> None:
+    """Return all models in shards to the point between two steps. CannotReform: one of them cannot."""
+    modules = _modules()
+    if not modules:
+        return
+    _refuse_flat(modules)
+    if not torch_api.has(torch_names.RESET_OF_FSDP):
+        raise CannotReform(
+            f"the model is sharded ({type(modules[0]).__name__}): FSDP of torch {torch.__version__} cannot go on after "
+            "a step that was interrupted. torch 2.13 and later can"
+        )
+    _check_place(type(modules[0]).__name__)
+    states = _states(modules)
+    for state in states:
+        for group in state._fsdp_param_groups:
+            group._all_gather_result = None
+    for module in modules:
+        if module._get_fsdp_state()._is_root:
+            module.reset_iter_state()
+    for state in states:
+        _drop_gradients(state)
+        _set_switches(state)
+
+
+def _check_place(kind: str) -> None:
+    now = Place(dist.get_rank(), dist.get_world_size())
+    if _known and (before := _known[0].place) != now:
+        raise CannotReform(
+            f"the model is sharded ({kind}), and this process has the shard of rank {before.rank} of {before.size}. It "
+            f"is rank {now.rank} of {now.size} now"
+        )
+
+
+def _drop_gradients(state: Any) -> None:
+    """Those of shards, and those that were accumulated without synchronization."""
+    for group in state._fsdp_param_groups:
+        for each in group.fsdp_params:
+            each.sharded_param.grad = None
+            each.unsharded_accumulated_grad = None
+            if (gathered := getattr(each, torch_names.GATHERED, None)) is not None:
+                gathered.grad = None
+
+
+def _set_switches(state: Any) -> None:
+    if not _known:
+        return
+    for group in state._fsdp_param_groups:
+        for name, value in _known[0].switches.get(id(group), {}).items():
+            setattr(group, name, value)
+    state._state_ctx.is_last_backward = _known[0].last_backward.get(id(state), True)
+
+
+# --- finding them ----------------------------------------------------------------------------------------
+
+
+def _states(modules: Iterable[Any]) -> list[Any]:
+    """The states of these modules. Several modules may have one together."""
+    return list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
+
+
+def _modules() -> list[Any]:
+    """All modules in shards that this process has, of either FSDP."""
+    fsdp = sys.modules.get(_FSDP_MODULE)
+    if fsdp is None:
+        return []
+    kinds = tuple(kind for name in (_SHARDED, _FLAT) if (kind := getattr(fsdp, name, None)))
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+
+
+def _are_made() -> bool:
+    """Whether `fully_shard` was called. It makes classes, which are found sooner than modules among all objects."""
+    kind = getattr(sys.modules.get(_FSDP_MODULE), _SHARDED, None)
+    return kind is not None and any(
+        each.__name__ not in vars(sys.modules[each.__module__]) for each in _below(kind)
+    )
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _refuse_flat(modules: Iterable[Any]) -> None:
+    """The older FSDP cannot be returned to the point between two steps."""
+    if any(_FLAT in {base.__name__ for base in type(each).__mro__} for each in modules):
+        raise CannotReform(
+            f"the model is sharded ({_FLAT}): FSDP1 cannot go on after a step that was interrupted, because parameters "
+            "may be gathered and gradients half reduced. Use fully_shard (FSDP2)"
+        )
