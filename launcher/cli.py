@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher import ending_file
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
 # Only as the first word; a program of that name is ./doctor.
-_DOCTOR, _DOCS, _WARM, _COMPLETION = "doctor", "docs", "warm", "completion"
+_DOCTOR, _DOCS, _WARM, _COMPLETION, _PLAN = "doctor", "docs", "warm", "completion", "plan"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,6 +44,10 @@ def main(argv: list[str] | None = None) -> int:
             from launcher import completion
 
             return _show(completion.text(tuple(words[1:])))
+        if words[:1] == [_PLAN]:
+            from launcher.plan import command
+
+            return _show(command.run(words[1:], os.environ, partial(_print_message, "plan")))
         is_doctor = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):

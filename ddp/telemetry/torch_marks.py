@@ -22,6 +22,7 @@ from . import (
     patience,
     profiling,
     status_page,
+    step_profile,
     torch_api,
     torch_names,
 )
@@ -45,6 +46,7 @@ def install() -> None:
     for mark in (*_MARKS, collective_marks.mark_group_creation):
         with contextlib.suppress(ImportError, AttributeError):  # the warning says what this torch lacks
             mark(page)
+    step_profile.install()
     if status_page.traces_collectives():
         torch_api.switch_recorder_on()
         collective_marks.install(page)

@@ -27,6 +27,8 @@ OF_A_RANK = {
     "DDP_JOINS": "`1`: other ranks of this generation have kept their processes",
     "DDP_DEBUG": "what this rank does while a rank is debugged (`--debug`)",
     "DDP_STATUS_PAGE": "the file of the [status page](../status-page.md)",
+    "DDP_STEP_PROFILE": "where a rank of [`ddp-launch plan`](../plan.md) leaves the profile of its steps",
+    "DDP_STEP_PROFILE_STEPS": "how many steps it records",
     "DDP_GUARD": "the socket on which the rank reports errors of collectives",
 }
 

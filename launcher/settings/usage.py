@@ -34,6 +34,7 @@ COMMANDS = (
     ("doctor", "", "check this machine, or with --nnodes all machines of a job"),
     ("docs", "[PAGE]", "list the pages of the manual, or show one"),
     ("warm", "start|stop|status", "keep warm processes for jobs that start later"),
+    ("plan", "", "predict how a script would run on more nodes"),
     ("completion", "bash|zsh|fish", "print a script for your shell that completes commands"),
 )
 _EXAMPLES = (
@@ -53,6 +54,7 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] --no-python program [args ...]
        ddp-launch doctor [--json] [options]
        ddp-launch warm start|stop|status [options] [script.py ...]
+       ddp-launch plan [options] script.py [args ...]
        ddp-launch docs [PAGE]
 """
 _SUMMARY = (

@@ -129,4 +129,19 @@ ENTRIES = (
         "ddp-launch: error: node1: the ssh connection failed: Permission denied (publickey).",
         "deploy",
     ),
+    Entry(
+        Code.CANNOT_PROFILE,
+        "`ddp-launch plan` has no profile of the script.",
+        (
+            "The script fails, or makes only a few training steps.",
+            "Its parameters are sharded (fully_shard), or no optimizer of torch updates them.",
+            "The file of --profile is damaged, or another release has written it.",
+        ),
+        (
+            "Run the script with `ddp-launch --nproc-per-node 1` first. The message shows the end of its output.",
+            "Profile the model without fully_shard.",
+        ),
+        "ddp-launch: error: train.py made fewer than 8 training steps with an optimizer of torch. Use a longer run.",
+        "plan",
+    ),
 )

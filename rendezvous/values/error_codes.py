@@ -70,6 +70,7 @@ class Code(StrEnum):
     CANNOT_START_RANKS = "DDP-4005"
     NO_WARM_TEMPLATE = "DDP-4006"
     HOST_FAILED = "DDP-4007"
+    CANNOT_PROFILE = "DDP-4008"
     # 5: why a job failed
     RANK_OUT_OF_MEMORY = "DDP-5001"
     RANK_HARDWARE = "DDP-5002"

@@ -85,7 +85,7 @@ def bases_of(tree: ast.Module) -> dict[str, set[str]]:
 # They never reach a person as they are: another error, an answer on the wire or a line of a log is made of each.
 INTERNAL = {
     "launcher": "BadValue NoDevices NvmlError _TooLate _Aborted NoRendezvous BindingError NotADump SourceFailed "
-    "NotUnderstood NotServed Broken Unusable ScriptUnreadable",
+    "NotUnderstood NotServed Broken Unusable ScriptUnreadable BadProfile",
     "rendezvous": "BadMessage JobOver BadToken Denied NotAStory LimitReached OwnedByOther StreamAborted NotFound "
     "NotNow SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused",
     "ddp": "_Unable PeerError Stopped",

@@ -11,7 +11,7 @@ def within(folder: str, names: str) -> set[str]:
 CORE = {
     "launcher": {
         *(
-            "answers exchange failure health hosts joining machine notify output progress ranks settings sources "
+            "answers exchange failure health hosts joining machine notify output plan progress ranks settings sources "
             "pausing start_failure stop_sequence stopping supervised supervision version"
         ).split(),
         *within(
@@ -30,6 +30,10 @@ CORE = {
         *within("notify", "job_events traces"),
         *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan placement source_checkup table"),
+        *within(
+            "plan",
+            "buckets failures network prediction profile simulation step_model stragglers table transports units",
+        ),
         *within("ranks", "affinity worker_env"),
         *within("sources", "answer conditions dcgmi findings metrics"),
         *within(
@@ -109,6 +113,7 @@ SHELL = {
             "binding checkpoint editions gpu_order script_files topology worker zygote zygote_starter zygote_watch",
         ),
         *within("settings", "checks config_file import_path"),
+        *within("plan", "command profiling"),
         *within("warm_pool", "client command joining pooled_zygote seed surroundings"),
         *within("sources", "poll source"),
     },
@@ -159,7 +164,7 @@ SHELL = {
         *within(
             "telemetry",
             "capture collective_facts collective_marks comm_error comm_words ending guard page_writer "
-            "patience peers profiling sections status_page torch_api torch_marks",
+            "patience peers profiling sections status_page step_profile torch_api torch_marks",
         ),
     },
 }
@@ -168,7 +173,7 @@ SHELL = {
 CORE_AND_SHELL = (
     within(
         "launcher",
-        "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
+        "answers failure health hosts joining machine notify output plan preflight ranks settings sources warm_pool",
     )
     | within("rendezvous", "access client control diagnosing explained rounds service submit values web")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
@@ -228,6 +233,7 @@ ROOMS = {
         ),
         "about": {"preflight", "version"},
         "manual": {"settings"},
+        "plan": {"settings"},
         "completion": {"manual", "settings"},
         "cli": {
             "about",
@@ -236,6 +242,7 @@ ROOMS = {
             "hosts",
             "machine",
             "manual",
+            "plan",
             "preflight",
             "settings",
             "start",

@@ -16,6 +16,7 @@ import tidy
 from tidy import ROOT
 
 from launcher import manual
+from launcher.plan.command import parser as scaling_plan
 from launcher.settings import usage
 from launcher.settings.options import OPTIONS
 from rendezvous.control.commands import parser as ddpctl
@@ -41,7 +42,7 @@ def unknown_commands(text):
 
 @functools.cache
 def options_of_the_service():
-    """As `ddp-rendezvous` and `ddpctl` explain themselves."""
+    """As `ddp-rendezvous`, `ddpctl` and `ddp-launch plan` explain themselves."""
     helps = [
         subprocess.run(
             [sys.executable, "-m", "rendezvous.main", word, "--help"], capture_output=True, text=True
@@ -49,7 +50,7 @@ def options_of_the_service():
         for word in ("serve", "token")
     ]
     (commands,) = (each.choices for each in ddpctl()._actions if isinstance(each.choices, dict))
-    helps += [command.format_help() for command in commands.values()]
+    helps += [command.format_help() for command in (*commands.values(), scaling_plan())]
     assert all(helps)
     return set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
 

@@ -1,0 +1,233 @@
+"""How right `ddp-launch plan` is: its constants fitted to all-reduces, its steps compared with runs.
+
+    python bench/plan.py [--fit] [--rates 200mbit 1gbit] [--hosts 2 4 8] [--models 'idle backward' ...]
+                         [--json FILE] [--write-docs [FILE]]
+
+Needs root, `ip` and `tc`: hosts are network namespaces of this machine, joined by a switch (bridge). The link of each
+host is limited in both directions. `--fit` times all-reduces of one rank per host, and prints the constants of
+`launcher/plan/transports.py` that fit best. Without it, steps are predicted with the constants of that file, and then
+run. No run of a step has been used for the fit. All hosts share the processors of this machine, so a profile is made
+with as many ranks as the job has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hierarchical import why_not
+from shown import ROOT, machine, write_between_markers
+
+from launcher.plan import step_model
+from launcher.plan.network import Cluster, Link
+from launcher.plan.profiling import record_profile
+from launcher.plan.transports import TRANSPORTS, usual_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launcher.plan.profile import Profile
+
+_RANK = os.path.join(ROOT, "bench", "plan_rank.py")
+_DEVICE = "cable"
+_TARGET = 0.10
+_BITS = {"mbit": 1e6, "gbit": 1e9}
+_FIT_SIZES = [4, 1 << 16, 1 << 20, 1 << 22]
+_TIMEOUT_S = 240.0
+
+
+def bandwidth(rate: str) -> float:
+    return float(rate[:-4]) * _BITS[rate[-4:]] / 8
+
+
+# --- hosts -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def switched(hosts: int, rate: str) -> Iterator[list[str]]:
+    """Namespaces with the addresses 10.79.0.1, 10.79.0.2, ..., joined by a bridge."""
+    hub, *names = [f"plan-{os.getpid()}-{number}" for number in range(hosts + 1)]
+    with ExitStack() as undo:
+        for name in (hub, *names):
+            _do("ip", "netns", "add", name)
+            undo.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
+        _do("ip", "-n", hub, "link", "add", "switch", "type", "bridge")
+        _do("ip", "-n", hub, "link", "set", "switch", "up")
+        for number, name in enumerate(names, 1):
+            _join(hub, f"port{number}", name, f"10.79.0.{number}/24", rate)
+        yield names
+
+
+def _join(hub: str, port: str, name: str, address: str, rate: str) -> None:
+    _do("ip", "link", "add", _DEVICE, "netns", name, "type", "veth", "peer", "name", port, "netns", hub)
+    _do("ip", "-n", hub, "link", "set", port, "master", "switch")
+    _do("ip", "-n", name, "addr", "add", address, "dev", _DEVICE)
+    for space, device in ((name, "lo"), (name, _DEVICE), (hub, port)):
+        _do("ip", "-n", space, "link", "set", device, "up")
+    for space, device in ((name, _DEVICE), (hub, port)):
+        limit = ("rate", rate, "burst", "32k", "latency", "50ms")
+        _do("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def play(names: list[str], ranks_each: int, trial: dict[str, Any]) -> dict[str, float]:
+    world, deadline = ranks_each * len(names), time.monotonic() + _TIMEOUT_S
+    env = {**os.environ, "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": _DEVICE, "MASTER_ADDR": "10.79.0.1"}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as end:
+        with open(os.path.join(folder, "trial.json"), "w") as file:
+            json.dump(trial, file)
+        started = []
+        for rank in range(world):
+            inside = ["ip", "netns", "exec", names[rank // ranks_each], sys.executable, _RANK, folder]
+            process = subprocess.Popen(inside, env={**env, "RANK": str(rank)})
+            end.callback(process.wait)
+            end.callback(process.kill)
+            started.append(process)
+        for process in started:
+            try:
+                failed = process.wait(max(1.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise SystemExit(f"not done within {_TIMEOUT_S:g} s") from None
+            if failed:
+                raise SystemExit("a rank failed")
+        with open(os.path.join(folder, "taken.json")) as file:
+            taken: dict[str, float] = json.load(file)
+    return taken
+
+
+# --- the fit -----------------------------------------------------------------------------------------
+
+
+def fit(rates: list[str], hosts: list[int]) -> str:
+    """Least squares of relative errors: seconds = collective + messages x message + moved / (share x bandwidth)."""
+    import torch
+
+    rows: dict[str, list[list[float]]] = {"gloo": [], "hier": []}
+    for rate in rates:
+        for count in hosts:
+            with switched(count, rate) as names:
+                trial = {"backends": list(rows), "models": [], "sizes": _FIT_SIZES, "repeats": 9}
+                for key, seconds in play(names, 1, trial).items():
+                    backend, size = key.split("/")
+                    moved = 2 * (count - 1) / count * int(size) / bandwidth(rate)
+                    rows[backend].append([1.0, 2.0 * (count - 1), moved, seconds])
+                    print(
+                        f"{key}, {count} hosts, {rate}: {seconds * 1e3:.3f} ms", file=sys.stderr, flush=True
+                    )
+    lines = []
+    for backend, found in rows.items():
+        table = torch.tensor(found, dtype=torch.float64)
+        weights = 1 / table[:, 3:]
+        solved = torch.linalg.lstsq(table[:, :3] * weights, table[:, 3:] * weights, driver="gelsd").solution
+        collective, message, slowness = solved.flatten().tolist()
+        lines.append(
+            f"{backend}: collective_s={collective:.3g}, message_s={message:.3g}, share={1 / slowness:.3g}"
+        )
+    return "\n".join(lines)
+
+
+# --- the comparison ----------------------------------------------------------------------------------
+
+
+def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
+    profiles: dict[tuple[str, int], Profile] = {}
+    rows = []
+    for hosts in options.hosts:
+        for ranks_each in options.ranks_each:
+            world = hosts * ranks_each
+            for model in options.models:
+                if (model, world) not in profiles:
+                    words = (_RANK, "--profile", model)
+                    profiles[model, world] = record_profile(words, world, 20, _TIMEOUT_S, os.environ)
+            for rate in options.rates:
+                with switched(hosts, rate) as names:
+                    trial = {"backends": ["gloo", "hier"], "models": options.models, "sizes": [], "steps": 25}
+                    taken = play(names, ranks_each, trial)
+                for key, seconds in taken.items():
+                    backend, model = key.split("/", 1)
+                    profile = profiles[model, world]
+                    cluster = Cluster(hosts, ranks_each, Link(bandwidth(rate), 0.0), usual_inside("cpu"))
+                    step = step_model.ddp(profile, cluster, TRANSPORTS[backend])
+                    rows.append(
+                        {
+                            "backend": backend,
+                            "model": model,
+                            "hosts": hosts,
+                            "ranks_each": ranks_each,
+                            "rate": rate,
+                            "measured_s": seconds,
+                            "predicted_s": step.seconds,
+                            "error": step.seconds / seconds - 1,
+                        }
+                    )
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def text_of(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| hosts x ranks | link | transport | model | measured | predicted | error |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['hosts']} x {row['ranks_each']} | {row['rate']} | {row['backend']} | {row['model']} "
+        f"| {row['measured_s'] * 1e3:.1f} ms | {row['predicted_s'] * 1e3:.1f} ms | {row['error']:+.0%} |"
+        for row in rows
+    ]
+    errors = sorted(abs(row["error"]) for row in rows)
+    within = sum(error <= _TARGET for error in errors)
+    summary = (
+        f"Steps within {_TARGET:.0%}: {within} of {len(errors)}; median error {errors[len(errors) // 2]:.0%}, "
+        f"largest {errors[-1]:.0%}. Target: all within {_TARGET:.0%}: {'met' if within == len(errors) else 'not met'}."
+    )
+    return "\n".join([*lines, "", summary])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--fit", action="store_true", help="fit the constants to all-reduces, and run no step"
+    )
+    parser.add_argument("--rates", nargs="+", default=["200mbit", "1gbit"])
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--ranks-each", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--models", nargs="+", default=["idle backward", "MLP, 1M", "ResNet-50-like"])
+    parser.add_argument("--json", metavar="FILE")
+    page = os.path.join(ROOT, "docs", "plan.md")
+    parser.add_argument("--write-docs", metavar="FILE", nargs="?", const=page)
+    options = parser.parse_args()
+    if problem := why_not():
+        print(f"skipped: {problem}")
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    if options.fit:
+        print(fit(options.rates, options.hosts))
+        return
+    machine_line = machine()
+    rows = compare(options)
+    text = f"{text_of(rows)}\n\nMachine: {machine_line}."
+    print(text)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"machine": machine_line, "rows": rows}, file, indent=1)
+    if options.write_docs:
+        write_between_markers(options.write_docs, "plan", text)
+
+
+if __name__ == "__main__":
+    main()

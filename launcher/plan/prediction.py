@@ -1,0 +1,88 @@
+"""What the plan predicts for each number of nodes, and what it advises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.plan import step_model
+from launcher.plan.buckets import CAPS_MB, DEFAULT_CAP_MB
+from launcher.plan.failures import goodput
+from launcher.plan.network import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.plan.failures import FailureModel, Goodput
+    from launcher.plan.network import Link, Transport
+    from launcher.plan.profile import Profile
+    from launcher.plan.step_model import StepTime
+
+CADENCES = (1, 2, 4, 8, 16, 32)
+EFFICIENT = 0.9
+# Other bucket sizes are only named if they make a step shorter by this share. The model is not more precise.
+_MARGIN = 0.03
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: the job, the cluster, and the failures."""
+
+    profile: Profile
+    ranks_per_node: int
+    link: Link
+    inside: Link
+    transport: Transport
+    failures: FailureModel
+    diloco_every: int
+
+    def cluster(self, nodes: int) -> Cluster:
+        return Cluster(nodes, self.ranks_per_node, self.link, self.inside)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    nodes: int
+    ranks: int
+    step: StepTime  # with DDP's defaults
+    best_cap_mb: float
+    best: StepTime  # with the best size of buckets
+    cadence: (
+        int | None
+    )  # micro-batches between two averages for an efficiency of 0.9; None: even the largest is less
+    hsdp: StepTime
+    diloco: StepTime
+    goodput: Goodput
+
+    @property
+    def best_method(self) -> str:
+        """DDP, unless another method is clearly faster."""
+        limit = self.best.seconds * (1 - _MARGIN)
+        others = {"HSDP": self.hsdp.seconds, "DiLoCo": self.diloco.seconds}
+        name = min(others, key=others.__getitem__)
+        return name if others[name] < limit else "DDP"
+
+
+def predict(question: Question, node_counts: Sequence[int]) -> tuple[Prediction, ...]:
+    return tuple(_for(question, nodes) for nodes in node_counts)
+
+
+def _for(question: Question, nodes: int) -> Prediction:
+    cluster, profile, transport = question.cluster(nodes), question.profile, question.transport
+    by_cap = {cap: step_model.ddp(profile, cluster, transport, cap) for cap in CAPS_MB}
+    default = by_cap[DEFAULT_CAP_MB]
+    best = min(CAPS_MB, key=lambda cap: (by_cap[cap].seconds, cap))
+    if by_cap[best].seconds > default.seconds * (1 - _MARGIN):
+        best = DEFAULT_CAP_MB
+    steps = ((each, step_model.ddp(profile, cluster, transport, best, each)) for each in CADENCES)
+    return Prediction(
+        nodes,
+        cluster.ranks,
+        default,
+        best,
+        by_cap[best],
+        next((each for each, step in steps if step.efficiency >= EFFICIENT), None),
+        step_model.hsdp(profile, cluster, transport),
+        step_model.diloco(profile, cluster, transport, question.diloco_every),
+        goodput(question.failures, nodes),
+    )

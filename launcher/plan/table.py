@@ -1,0 +1,157 @@
+"""What `ddp-launch plan` prints: a table of the predictions, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.plan.buckets import DEFAULT_CAP_MB
+from launcher.plan.prediction import CADENCES, EFFICIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.plan.prediction import Prediction, Question
+
+_HEAD = ("nodes", "ranks", "step", "compute", "waiting", "exposed", "efficiency", "HSDP", "DiLoCo", "goodput")
+
+
+def text(question: Question, predictions: Sequence[Prediction]) -> str:
+    rows = [_HEAD, *(_row(each) for each in predictions)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(
+        (*_given(question), "", *lines, "", *_advice(question, predictions[-1]), "", *_limits(question))
+    )
+
+
+def _given(question: Question) -> tuple[str, ...]:
+    profile, link = question.profile, question.link
+    return (
+        f"Profile: {len(profile.gradients)} gradients of {profile.nbytes / 1e6:,.1f} MB, "
+        f"{duration(profile.compute_s)} of computing per step ({duration(profile.backward_s)} of it backward), "
+        f"{_ranks(profile.ranks)} on {profile.device}.",
+        f"Cluster: {_ranks(question.ranks_per_node)} per node, {question.transport.name}, "
+        f"{link.bandwidth * 8 / 1e9:,.3g} Gbit/s and {duration(link.latency_s)} between nodes, "
+        f"{question.inside.bandwidth / 1e9:,.3g} GB/s inside a node.",
+    )
+
+
+def _row(each: Prediction) -> tuple[str, ...]:
+    step = each.step
+    return (
+        f"{each.nodes:,}",
+        f"{each.ranks:,}",
+        duration(step.seconds),
+        duration(step.compute_s),
+        duration(step.waiting_s),
+        duration(step.exposed_s),
+        f"{step.efficiency:.0%}",
+        duration(each.hsdp.seconds),
+        duration(each.diloco.seconds),
+        f"{step.efficiency * each.goodput.share:.0%}",
+    )
+
+
+def _advice(question: Question, last: Prediction) -> tuple[str, ...]:
+    nodes = f"With {last.nodes:,} node{'s' * (last.nodes > 1)}"
+    lines = []
+    if last.best_cap_mb == DEFAULT_CAP_MB:
+        lines.append(f"{nodes}: the default bucket size (25 MiB) is the best or nearly so.")
+    else:
+        lines.append(
+            f"{nodes}: bucket_cap_mb={last.best_cap_mb:g} makes a step {duration(last.best.seconds)} instead of "
+            f"{duration(last.step.seconds)}."
+        )
+    if last.cadence is None:
+        lines.append(
+            f"Even with an average every {CADENCES[-1]} micro-batches, efficiency stays below {EFFICIENT:.0%}."
+        )
+    elif last.cadence > 1:
+        lines.append(
+            f"Average every {last.cadence} micro-batches (no_sync) for an efficiency of {EFFICIENT:.0%} or more."
+        )
+    lines.append(_method(question, last))
+    lines.append(
+        f"A checkpoint every {duration(last.goodput.checkpoint_every_s)} loses the least time with a failure of some "
+        f"node every {duration(question.failures.node_mtbf_s / last.nodes)}."
+        if question.failures.checkpoint_every_s is None
+        else f"Failures and checkpoints leave {last.goodput.share:.1%} of the time for training."
+    )
+    return tuple(lines)
+
+
+def _method(question: Question, last: Prediction) -> str:
+    match last.best_method:
+        case "HSDP":
+            return "HSDP is faster than DDP here, and needs less memory."
+        case "DiLoCo":
+            return (
+                f"DiLoCo, which averages parameters every {question.diloco_every} steps, is faster per step than DDP "
+                "here. It is another algorithm: compare the loss as well."
+            )
+    return (
+        "DDP is the fastest method or nearly so. HSDP needs less memory: the ranks of a node share parameters, "
+        "gradients and optimizer state."
+    )
+
+
+def _limits(question: Question) -> tuple[str, ...]:
+    transport = question.transport
+    error = (
+        f"Error of a predicted step: at most {transport.error:.0%} in the runs that checked it ({transport.checked})."
+        if transport.error is not None
+        else f"No run has checked the constants of {transport.name}: compare with a short run of 2 nodes."
+    )
+    return (
+        error,
+        "Not modelled: other traffic on the network, switches with less bandwidth than their links, input data that "
+        "nodes share.",
+    )
+
+
+def as_values(question: Question, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The same for programs (`--json`)."""
+    return {
+        "profile": {
+            "bytes": question.profile.nbytes,
+            "compute_s": question.profile.compute_s,
+            "backward_s": question.profile.backward_s,
+            "device": question.profile.device,
+            "ranks": question.profile.ranks,
+        },
+        "transport": question.transport.name,
+        "error": question.transport.error,
+        "worlds": [
+            {
+                "nodes": each.nodes,
+                "ranks": each.ranks,
+                "step_s": each.step.seconds,
+                "compute_s": each.step.compute_s,
+                "waiting_s": each.step.waiting_s,
+                "exposed_s": each.step.exposed_s,
+                "communication_s": each.step.communication_s,
+                "efficiency": each.step.efficiency,
+                "best_bucket_cap_mb": each.best_cap_mb,
+                "best_step_s": each.best.seconds,
+                "no_sync_cadence": each.cadence,
+                "hsdp_step_s": each.hsdp.seconds,
+                "diloco_step_s": each.diloco.seconds,
+                "goodput": each.step.efficiency * each.goodput.share,
+                "checkpoint_every_s": each.goodput.checkpoint_every_s,
+            }
+            for each in predictions
+        ],
+    }
+
+
+def duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size * (2 if size > 1 else 1):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"

@@ -1,0 +1,37 @@
+"""The constants of each transport: fitted to runs by `bench/plan.py`, or taken from published figures."""
+
+from __future__ import annotations
+
+from launcher.plan.network import Link, Transport
+
+GLOO = Transport(
+    "gloo", is_hierarchical=False, has_trees=False, share=0.96, message_s=17e-5, collective_s=1e-4, byte_s=0.0
+)
+HIER = Transport(
+    "hier", is_hierarchical=True, has_trees=False, share=0.96, message_s=9e-5, collective_s=0.0, byte_s=0.0
+)
+# Latencies and shares as NVIDIA publishes them for NCCL with InfiniBand. No run has checked them.
+NCCL = Transport(
+    "nccl", is_hierarchical=True, has_trees=True, share=0.9, message_s=5e-6, collective_s=2e-5, byte_s=0.0
+)
+TRANSPORTS = {transport.name: transport for transport in (GLOO, HIER, NCCL)}
+
+# Between the ranks of one machine, if the profile did not measure it.
+SHARED_MEMORY = Link(4e9, 10e-6)
+NVLINK = Link(2e11, 3e-6)
+
+
+def usual(device: str) -> Transport:
+    return HIER if device == "cpu" else NCCL
+
+
+def usual_inside(device: str) -> Link:
+    return SHARED_MEMORY if device == "cpu" else NVLINK
+
+
+def fitted_link(points: tuple[tuple[int, float], ...], ranks: int) -> Link:
+    """The link inside a machine from measured all-reduces: latency from the smallest, bandwidth from the largest."""
+    (_, quickest), (nbytes, seconds) = min(points), max(points)
+    latency = quickest / (2 * (ranks - 1))
+    moved = 2 * (ranks - 1) * nbytes / ranks
+    return Link(moved / max(seconds - quickest, 1e-9), latency)
