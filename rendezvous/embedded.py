@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rendezvous.client.session import Answerer, Session
+    from rendezvous.service.owner import Record
     from rendezvous.values.events import Event, FromAgent, ToAgent
     from rendezvous.values.questions import Remark, RestartTimes, Told, Wanted
     from rendezvous.values.types import AgentId
@@ -40,9 +41,9 @@ class _Conversation:
 class EmbeddedRendezvous(OpenJob):
     """One job. Connect from within a running event loop; closing the last session ends it."""
 
-    def __init__(self, job_id: str = "") -> None:
+    def __init__(self, job_id: str = "", record: Record | None = None) -> None:
         super().__init__(job_id, lambda _kind: None)
-        self.owner = JobOwner(MemoryJobStore(), self._send, self._alive, self.note)
+        self.owner = JobOwner(MemoryJobStore(), self._send, self._alive, self.note, record)
         self._task: asyncio.Task[None] | None = None
         self.streams: dict[AgentId, _EmbeddedSession] = {}
         self.conversations: dict[AgentId, _Conversation] = {}

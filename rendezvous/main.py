@@ -226,7 +226,24 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
         resume_grace_s=settled["resume_grace"],
         reflection=settled["reflection"],
         limits=Limits(jobs=int(settled["max_jobs"]), agents=int(settled["max_agents"])),
+        journals=_journals(settled["journal_dir"], int(settled["journal_limit"])),
     )
+
+
+def _journals(folder: str, limit_mib: int) -> Any:
+    from rendezvous.replay.journal import Journals
+    from rendezvous.service.settings import SettingsUnusable
+
+    if not folder:
+        return None
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    except OSError as error:
+        raise SettingsUnusable(
+            f"--journal-dir {folder}: cannot create the folder: {error.strerror}. Use another folder",
+            code=Code.FOLDER_UNUSABLE,
+        ) from None
+    return Journals(os.path.abspath(folder), limit_mib << 20, _log.warning)
 
 
 # --- token, key ----------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ class Command(StrEnum):
 # These change the job; the others only read its state.
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
-SUBMIT, COMPLETION, EXPLAIN = "submit", "completion", "explain"  # do not call the service
+# These do not call the service.
+SUBMIT, COMPLETION, EXPLAIN, REPLAY = "submit", "completion", "explain", "replay"
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
@@ -88,6 +89,8 @@ _HELP = {
 _SUBMIT_HELP = (
     "render a job file for Kubernetes, Slurm or plain machines, and submit it with kubectl, sbatch or ssh"
 )
+
+_REPLAY_HELP = "make the decisions of a journal again, or with other settings; needs no service"
 
 
 def _aliases_of(command: Command) -> list[str]:
@@ -144,6 +147,7 @@ def parser() -> CodedParser:
     completion.add_argument("shell", choices=SHELLS)
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
     explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
+    _add_replay(commands.add_parser(REPLAY, help=_REPLAY_HELP, parents=[shared]))
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
 
@@ -263,6 +267,19 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out", default="", metavar="FILE", help="the file to write (default: JOB-rankRANK.trace.json.gz)"
     )
+
+
+def _add_replay(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", help="the journal: a file that ends in .ddpj")
+    command.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another setting of the job, such as lease=8, max-restarts=0 or spares=+1 (one node more that stands by); "
+        "repeat the option for more",
+    )
+    command.add_argument("--all", action="store_true", help="print the steps that decide nothing as well")
 
 
 def _shared() -> CodedParser:

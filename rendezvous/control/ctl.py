@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.completion import of_parser, script
-from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, SUBMIT, parser
+from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, REPLAY, SUBMIT, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.values.error_codes import Code, with_code
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if arguments.command == EXPLAIN:
             return _explain_code(arguments.code)
+        if arguments.command == REPLAY:
+            return _replay(arguments)
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
@@ -58,6 +60,16 @@ def _explain_code(word: str) -> int:
         return _failed(words, _USAGE, Code.UNKNOWN_CODE)
     write(text)
     return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from rendezvous.control.replay import CannotReplay, run
+    from rendezvous.replay.journal_file import JournalUnreadable
+
+    try:
+        return run(arguments)
+    except (CannotReplay, JournalUnreadable) as error:
+        return _failed(str(error), _USAGE, error.code)
 
 
 def _ask(arguments: argparse.Namespace) -> int:

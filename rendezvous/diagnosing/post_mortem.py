@@ -48,7 +48,7 @@ _HINT_LATE = (
 )
 _FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
 # Errors of a rank that has waited for the whole timeout of its group.
-_OUT_OF_TIME = (
+OUT_OF_TIME = (
     "timed out waiting",
     "wait timeout after",
     "failed to pass monitoredbarrier",
@@ -186,7 +186,7 @@ def _doubtful(kind: Kind, seen: Sequence[RankReport], reason: str) -> Finding:
 
 def _ran_out_of_time(cause: Cause) -> bool:
     text = f"{cause.reason}\n{cause.traceback}".lower()
-    return cause.failure is FailureClass.CONSEQUENCE and any(phrase in text for phrase in _OUT_OF_TIME)
+    return cause.failure is FailureClass.CONSEQUENCE and any(phrase in text for phrase in OUT_OF_TIME)
 
 
 def _has_ended(report: RankReport) -> bool:

@@ -211,4 +211,34 @@ ENTRIES = (
         ),
         "ddpctl: DDP-9999 is not an error code. Run `ddpctl explain` for the list.",
     ),
+    Entry(
+        Code.JOURNAL_UNREADABLE,
+        "`ddpctl replay` cannot read a journal, or not all of it.",
+        (
+            "The file is not a journal.",
+            "It was cut or damaged when it was copied.",
+            "A newer release wrote it.",
+        ),
+        (
+            "Copy the file again, in binary mode.",
+            "Use the release that the message names, or a later one.",
+        ),
+        "ddpctl: job.ddpj is not a journal: it begins with b'{\"a\": 1}'. Journals have names that end in .ddpj",
+        "replay",
+    ),
+    Entry(
+        Code.DECISIONS_DIFFER,
+        "A replay made other decisions than the journal contains.",
+        (
+            "Another release wrote the journal, and its rules were different.",
+            "The rules depend on something that journals do not contain, which is a bug.",
+        ),
+        (
+            "Replay the journal with the release that wrote it; `ddpctl replay` prints which one that is.",
+            "If the releases are equal, report the bug and attach the journal.",
+        ),
+        "ddpctl: 1 of 34 decisions differ from the recorded ones, first at step 17. Replay the journal with the "
+        "release that wrote it",
+        "replay",
+    ),
 )

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from rendezvous.rounds.reading import Result
     from rendezvous.values.events import Effect
 
+DRAINED = "drained by an operator: "
+
 
 def drain(state: JobState, node: str, reason: str, now: float) -> Result:
-    exclusion = Exclusion(f"drained by an operator: {reason}")
+    exclusion = Exclusion(DRAINED + reason)
     if state.phase is Phase.ENDED or state.excluded.get(node) == exclusion:
         return state, ()
     member = state.members.get(node)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.metrics import Metrics
+    from rendezvous.replay.journal import Journal
     from rendezvous.service.conversation import Conversation
     from rendezvous.store.protocol import JobStore
     from rendezvous.values.events import Event, ToAgent
@@ -32,7 +33,7 @@ _UNCONFIRMED_S = 0.2
 
 
 class Job(OpenJob):
-    """One open job. `holds` returns whether this replica owns the job now."""
+    """One open job. `holds` returns whether this replica owns the job now. `journal` is for `ddpctl replay`."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Job(OpenJob):
         holds: Callable[[str], bool],
         metrics: Metrics,
         resume_grace_s: float,
+        journal: Journal | None = None,
     ) -> None:
         super().__init__(job_id, lambda kind: metrics.count("events", kind))
         self.streams: dict[AgentId, AgentStream] = {}
@@ -48,13 +50,14 @@ class Job(OpenJob):
         self._stream_numbers: dict[AgentId, int] = {}  # the highest number that the agent has used
         self.idle_since = time.monotonic()
         self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
+        self._journal = journal
         self._absent: dict[AgentId, asyncio.TimerHandle] = {}
         self._last: tuple[ToAgent, bytes] | None = None
         self._coalescer: Coalescer[AgentStream, Waiting] = Coalescer(
             lambda to, message: to.put(self._encoded(message))
         )
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.owner = JobOwner(store, self._send, note=self.note)
+        self.owner = JobOwner(store, self._send, note=self.note, record=journal)
         self.task = asyncio.get_running_loop().create_task(self.owner.run(), name=f"job {job_id}")
 
     def owner_task(self) -> asyncio.Task[None]:
@@ -171,3 +174,5 @@ class Job(OpenJob):
         self._coalescer.close()
         self.task.cancel()
         await asyncio.wait([self.task])
+        if self._journal is not None:
+            self._journal.end()

@@ -12,6 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from rendezvous.replay.journal import journal_of, name_of
 from rendezvous.service import waiting_jobs
 from rendezvous.service.job import Job
 from rendezvous.service.limits import LimitReached
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rendezvous.metrics import Metrics
+    from rendezvous.replay.journal import Journals
     from rendezvous.service.limits import Limits
     from rendezvous.store.protocol import Store
 
@@ -60,9 +62,11 @@ class Jobs:
         history_s: float,
         resume_grace_s: float,
         one_tenant: bool,
+        journals: Journals | None = None,
     ) -> None:
         self._store, self._limits, self._metrics = store, limits, metrics
         self._history_s, self._resume_grace_s, self._one_tenant = history_s, resume_grace_s, one_tenant
+        self._journals = journals
         self._open: dict[str, Job] = {}
         self._opening: dict[str, asyncio.Task[Job]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -111,7 +115,14 @@ class Jobs:
         if not owner.is_me:
             raise OwnedByOther(owner.address)
         job = Job(
-            job_id, self._store.job(job_id), self._store.ownership.holds, self._metrics, self._resume_grace_s
+            *(
+                job_id,
+                self._store.job(job_id),
+                self._store.ownership.holds,
+                self._metrics,
+                self._resume_grace_s,
+            ),
+            None if self._journals is None else journal_of(self._journals, job_id),
         )
         try:
             await job.wait_loaded()
@@ -291,6 +302,8 @@ class Jobs:
         if state.spec is None or now - await self._ended_at(job_id, now) > self._history_s:
             await self._store.delete(job_id)
             self._over_since.pop(job_id, None)
+            if self._journals is not None:
+                self._journals.remove(name_of(job_id))
 
     async def close(self, after_s: float) -> None:
         """Redirect all agents. The jobs do not change: the store keeps them."""

@@ -19,7 +19,7 @@ no agent counts as lost because of a delay in the service.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rendezvous.machine import step
 from rendezvous.rounds.admission import renew_leases
@@ -42,35 +42,57 @@ _CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The state after one event, and the effects to perform once it is committed."""
+    """The state after one event, and the effects to perform once it is committed.
+
+    `event` is None if the state was read from the store.
+    """
 
     state: JobState
     effects: tuple[Effect, ...]
+    event: Event | None = None
+    now: float = 0.0
 
     @property
     def persists(self) -> bool:
         return bool(self.effects) and isinstance(self.effects[0], Persist)
 
 
+class Record(Protocol):
+    """What a job's machine was given, for `ddpctl replay`: see rendezvous/replay/journal.py."""
+
+    def loaded(self, state: JobState, now: float, effects: tuple[Effect, ...], after: JobState) -> None: ...
+    def heard(self, heartbeats: Mapping[AgentId, float]) -> None: ...
+    def took(self, event: Event, now: float, effects: tuple[Effect, ...], after: JobState) -> None: ...
+
+
 class OwnedJob:
-    def __init__(self) -> None:
+    """Only what takes effect is recorded: a discarded transition is not."""
+
+    def __init__(self, record: Record | None = None) -> None:
         self.state = JobState()
         self.version = 0
+        self._record = record
 
     def take(self, event: Event, now: float) -> Transition:
-        return Transition(*step(self.state, event, now))
+        return Transition(*step(self.state, event, now), event, now)
 
     def renew_leases(self, heartbeats: Mapping[AgentId, float]) -> None:
         """Apply heartbeats. They are not stored: leases start again when a state is read."""
         self.state = renew_leases(self.state, heartbeats)
+        if self._record is not None:
+            self._record.heard(heartbeats)
 
     def commit(self, transition: Transition, version: int) -> None:
         self.state, self.version = transition.state, version
+        if self._record is not None and transition.event is not None:
+            self._record.took(transition.event, transition.now, transition.effects, transition.state)
 
     def reload(self, state: JobState, version: int, now: float) -> Transition:
         """Start, or start again, from the stored state."""
         transition = Transition(*resume(state, now))
         self.commit(transition, version)
+        if self._record is not None:
+            self._record.loaded(state, now, transition.effects, transition.state)
         return transition
 
 
@@ -78,7 +100,8 @@ class JobOwner:
     """Processes the events of one job. `send` must not block, and ignores agents that are not connected here.
 
     `always_alive` returns the agents that count as alive at each deadline. `note` is called after each event, with the
-    states before and after it; the event is None after the job was read from the store.
+    states before and after it; the event is None after the job was read from the store. `record` gets what the machine
+    is given.
     """
 
     def __init__(
@@ -87,8 +110,9 @@ class JobOwner:
         send: Callable[[AgentId, ToAgent], None],
         always_alive: Callable[[], Iterable[AgentId]] = tuple,
         note: Callable[[Event | None, JobState, JobState], None] | None = None,
+        record: Record | None = None,
     ) -> None:
-        self._job = OwnedJob()
+        self._job = OwnedJob(record)
         self._store = store
         self._send = send
         self._always_alive = always_alive

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rendezvous.access.secret import Secret
+    from rendezvous.replay.journal import Journals
     from rendezvous.store.protocol import Store
 
 _log = logging.getLogger("rendezvous")
@@ -79,6 +80,7 @@ class ServerOptions:
     return_after_s: float = 0.5  # after a shutdown, agents reconnect no sooner
     reflection: bool = False
     limits: Limits = field(default_factory=Limits)
+    journals: Journals | None = None  # for `ddpctl replay`
 
 
 class CannotListen(Coded):
@@ -104,6 +106,7 @@ class Server:
             history_s=options.history_s,
             resume_grace_s=options.resume_grace_s,
             one_tenant=not options.key_file,
+            journals=options.journals,
         )
         self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
@@ -163,6 +166,8 @@ class Server:
         await self.jobs.close(self._options.return_after_s)
         if self._server is not None:
             await self._server.stop(_STOP_S)
+        if self._options.journals is not None:
+            await asyncio.to_thread(self._options.journals.close)
 
     def _declare_gauges(self) -> None:
         metrics = self.metrics

@@ -96,6 +96,20 @@ SETTINGS = (
     ),
     Setting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
     Setting(
+        "journal_dir",
+        "text",
+        "",
+        "folder for a journal of each job, for `ddpctl replay` (default: none)",
+        metavar="DIR",
+    ),
+    Setting(
+        "journal_limit",
+        "count",
+        8,
+        "size in MiB at which a journal begins a new file; the file before is kept",
+        metavar="MIB",
+    ),
+    Setting(
         "resume_grace",
         "number",
         1.0,

@@ -35,6 +35,8 @@ class Code(StrEnum):
     JOB_FILE_INVALID = "DDP-1020"
     CANNOT_SUBMIT = "DDP-1021"
     UNKNOWN_CODE = "DDP-1022"
+    JOURNAL_UNREADABLE = "DDP-1023"
+    DECISIONS_DIFFER = "DDP-1024"
     # 2: joining the rendezvous, and calls to the service
     NO_RENDEZVOUS_ADDRESS = "DDP-2001"
     SERVICE_UNREACHABLE = "DDP-2002"

@@ -12,7 +12,7 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_time import RankTime
 from rendezvous.values.straggler_state import PhaseTimes
-from rendezvous.values.text_limits import Sentence, ShortenedSentence
+from rendezvous.values.text_limits import Sentence, ShortenedSentence, Words
 from rendezvous.values.types import (
     AgentId,
     Assignment,
@@ -265,8 +265,8 @@ class Disagreement:
     """The node and the job have different values of a setting. `setting` is a field of `JobSpec`."""
 
     setting: str
-    of_job: str
-    of_node: str
+    of_job: Words
+    of_node: Words
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from rendezvous.values.late_dataclass import dataclass
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_view import HELD, Collective, GroupView, RankPhase
+from rendezvous.values.text_limits import Words  # noqa: TC001
 
 MAX_CALLS = 8  # of one rank
 MAX_GROUPS = 8
@@ -24,8 +25,8 @@ class RankReport:
     phase: RankPhase = RankPhase.STARTING
     phase_s: float = 0.0
     step: int = 0
-    section: str = ""
-    message: str = ""
+    section: Words = ""
+    message: Words = ""
     calls: tuple[Collective, ...] = ()  # oldest first
     groups: tuple[GroupView, ...] = ()
     alive: bool = True

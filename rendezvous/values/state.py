@@ -25,6 +25,7 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import RankReport  # noqa: TC001
 from rendezvous.values.rank_time import TimeState
 from rendezvous.values.straggler_state import StragglerState
+from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001
 from rendezvous.values.types import (  # noqa: TC001
     AgentId,
     Assignment,
@@ -62,7 +63,7 @@ class Member:
 class Exclusion:
     """The exclusion of a node. If `until` is None, it lasts until an operator resumes the node."""
 
-    reason: str
+    reason: ShortenedSentence
     until: float | None = None
     for_health: bool = False  # a new agent of the node that reports good health ends it
 
@@ -172,7 +173,7 @@ class JobState:
     causes: FrozenMap[int, Cause] = EMPTY  # of this generation, by rank
     decision: Decision | None = None  # the decision that is being carried out
     ready: FrozenMap[str, bool] = EMPTY  # nodes of this generation whose ranks can be paused
-    refusal: str = ""  # why this job cannot be healed in place
+    refusal: ShortenedSentence = ""  # why this job cannot be healed in place
     parked: FrozenMap[str, tuple[int, ...]] = EMPTY  # by node: local ranks that the last stop has paused
     forgotten: int = 0  # the latest generation that agents report; above `generation` if the state was lost
     arrivals: int = 0
@@ -193,9 +194,11 @@ class JobState:
     )  # STOPPING: by node
     reached: FrozenMap[str, Reached] = field(default=EMPTY, metadata=NOT_KEPT)  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
-    health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
+    health: FrozenMap[str, tuple[Sentence, ...]] = field(
+        default=EMPTY, metadata=NOT_KEPT
+    )  # complaints, by node
     time: TimeState = field(default=TimeState(), metadata=NOT_KEPT)
-    unfit: FrozenMap[str, str] = field(
+    unfit: FrozenMap[str, Sentence] = field(
         default=EMPTY, metadata=NOT_KEPT
     )  # by node: why it should not be chosen
     deadline_at: float | None = None  # the last deadline set with SetDeadline

@@ -2,6 +2,9 @@
 
 A text field without a declaration is treated as a name (an identifier, an address, a path). Its limit is
 `NAME.max_chars`.
+
+Journals for `ddpctl replay` do not contain the texts of declared fields (`rendezvous/replay/hiding.py`). So what a
+script or a person may have written is declared, also if it is short.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ def shortened(text: str, max_chars: int) -> str:
 
 NAME = TextLimit(256)
 
+Words = Annotated[str, TextLimit(NAME.max_chars)]
 Sentence = Annotated[str, TextLimit(4096)]
 ShortenedSentence = Annotated[str, TextLimit(4096, is_shortened=True)]
 Traceback = Annotated[str, TextLimit(16 * 1024, is_shortened=True)]

@@ -10,7 +10,12 @@ from enum import StrEnum
 
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime  # noqa: TC001 - the codec reads it
-from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback  # noqa: TC001 - the codec reads it
+from rendezvous.values.text_limits import (  # noqa: TC001 - the codec reads it
+    Sentence,
+    ShortenedSentence,
+    Traceback,
+    Words,
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -134,7 +139,7 @@ class StragglerRule:
 class JobSpec:
     """The settings of a job. Every agent of the job must send the same spec."""
 
-    job_id: str
+    job_id: Words
     min_nodes: int = 1
     max_nodes: int = 1
     entry_point: Sentence = ""
@@ -173,7 +178,7 @@ class NodeFacts:
     healthy: bool = True
     health_note: Sentence = ""
     versions: str = ""  # "torch=2.13.0 python=3.11.7": should be equal on all nodes
-    script_args: str = ""  # a checksum of the arguments of the script: usually equal on all nodes
+    script_args: Words = ""  # a checksum of the arguments of the script: usually equal on all nodes
     block: str = ""  # its place in the network, from the largest unit to the smallest: "pod1/rack7"
     hardware: Sentence = ""  # its GPUs, their NUMA nodes and links, for users
 

@@ -8,7 +8,16 @@ import pytest
 from google.protobuf.message import Message
 
 from rendezvous.client.options import ClientOptions
-from rendezvous.control.commands import ALIASES, COMPLETION, EXPLAIN, SUBMIT, Command, Order, parser
+from rendezvous.control.commands import (
+    ALIASES,
+    COMPLETION,
+    EXPLAIN,
+    REPLAY,
+    SUBMIT,
+    Command,
+    Order,
+    parser,
+)
 from rendezvous.control.ctl import main
 from rendezvous.control.ctl_calls import carry_out, request_of
 from rendezvous.control.service import Service
@@ -45,7 +54,8 @@ def test_an_order_sends_its_own_request(order: Order) -> None:
 
 def test_every_command_of_the_parser_is_an_order_a_look_a_question_or_submit() -> None:
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    assert set(commands.choices) == {*LOOKS, *QUESTIONS, *REQUESTS, *ALIASES, SUBMIT, COMPLETION, EXPLAIN}
+    local = (SUBMIT, COMPLETION, EXPLAIN, REPLAY)
+    assert set(commands.choices) == {*LOOKS, *QUESTIONS, *REQUESTS, *ALIASES, *local}
     assert set(Command) == {*LOOKS, *QUESTIONS, *REQUESTS}
 
 

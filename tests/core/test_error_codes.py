@@ -87,7 +87,8 @@ INTERNAL = {
     "launcher": "BadValue NoDevices NvmlError _TooLate _Aborted NoRendezvous BindingError NotADump SourceFailed "
     "NotUnderstood NotServed Broken Unusable ScriptUnreadable BadProfile",
     "rendezvous": "BadMessage JobOver BadToken Denied NotAStory LimitReached OwnedByOther StreamAborted NotFound "
-    "NotNow SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused",
+    "NotNow RecordUnreadable BadChange "
+    "SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused",
     "ddp": "_Unable PeerError Stopped",
 }
 

@@ -44,7 +44,8 @@ CORE = {
         ),
     },
     "rendezvous": {
-        *"access control diagnosing explained machine rounds service session_replay submit values web".split(),
+        *"access control diagnosing explained machine replay rounds service session_replay submit values".split(),
+        "web",
         *within("explained", "entry failures joining library serving table usage"),
         *within("client", "session_rules"),
         *within("control", "log_lines top_screen top_table why_file why_text"),
@@ -58,13 +59,14 @@ CORE = {
             "orders outcome_truncation policy ranks reading reloading resume sealing snapshot standstill "
             "state_recovery stopping view",
         ),
+        *within("replay", "changes hiding player records service_machine step_text what_if"),
         *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within("web", "figures requests stream"),
         *within(
             "values",
             "cause_text error_codes events frozen_map late_dataclass outcome_codes questions rank_report rank_time "
-            "rank_view state straggler_state text_limits types version wire_names",
+            "rank_view rows state straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
@@ -124,9 +126,10 @@ SHELL = {
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
             "control",
-            "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs reload service stacks "
-            "top why",
+            "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs reload replay service "
+            "stacks top why",
         ),
+        *within("replay", "journal journal_file"),
         *within(
             "service",
             "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines notify "
@@ -175,7 +178,9 @@ CORE_AND_SHELL = (
         "launcher",
         "answers failure health hosts joining machine notify output plan preflight ranks settings sources warm_pool",
     )
-    | within("rendezvous", "access client control diagnosing explained rounds service submit values web")
+    | within(
+        "rendezvous", "access client control diagnosing explained replay rounds service submit values web"
+    )
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
 )
 
@@ -266,17 +271,18 @@ ROOMS = {
         "store": {"rounds", "values"},
         "access": {"metrics", "values"},
         "client": {"access", "codec", "grpc_io", "session_replay", "values"},
+        "replay": {"diagnosing", "machine", "rounds", "values"},
         "service": set(
-            "access client codec diagnosing machine metrics rounds session_replay store values".split()
+            "access client codec diagnosing machine metrics replay rounds session_replay store values".split()
         ),
         "local": {"embedded"},
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "service", "store"},
-        "main": set("access coded_parser completion grpc_io service signals store values web".split()),
+        "main": set("access coded_parser completion grpc_io replay service signals store values web".split()),
         "submit": {"access", "values"},
         "control": set(
-            "client coded_parser codec completion explained grpc_io local service submit values".split()
+            "client coded_parser codec completion explained grpc_io local replay service submit values".split()
         ),
         "torchrun": {"client", "values"},
         "job_page": set("access client control embedded grpc_io local_calls metrics web".split()),

@@ -6,6 +6,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from journals import MemoryJournal
+
+from rendezvous.replay.service_machine import machine
 from rendezvous.service.owner import OwnedJob, Transition
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
@@ -36,7 +39,8 @@ class Service:
         self.world, self.address = world, address
         self.alive = True
         self.skew_s = world.chance.skew_s()
-        self.job = OwnedJob()
+        self.journal = MemoryJournal(machine()) if world.keeps_journals else None
+        self.job = OwnedJob(self.journal)
         self.accepted: list[Connection] = []
         self.connections: dict[object, Connection] = {}  # the latest of each agent
         self._queue: deque[Event] = deque()

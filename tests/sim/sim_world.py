@@ -39,6 +39,8 @@ ADDRESSES = ("r0", "r1", "nobody")  # at the last one nothing ever listens
 class SimWorld:
     """Without nodes, and nothing goes wrong in it: see `Job` for one that has both."""
 
+    keeps_journals = False  # for `ddpctl replay`
+
     def __init__(self, chance: Chance, spec: JobSpec, addresses: tuple[str, ...] = ADDRESSES[:2]) -> None:
         self.chance, self.spec, self.endpoints = chance, spec, addresses
         self.isolation_timeout_s = 30.0
