@@ -2,6 +2,7 @@
 
 Each terminal of the page has its own shell. A page with terminals node1, node2, ... is played on hosts of the lab, each
 with its own network, name and folder; `scp` copies between these folders there, since the hosts run no ssh server.
+`sudo` is possible there: what it changes ends with the host.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SOON_S = 90.0
 _SCP = '#!/bin/sh -e\nfor last; do :; done\nwhile [ $# -gt 1 ]; do cp "$1" "../${last%%:*}/"; shift; done\n'
+_SUDO = '#!/bin/sh\nexec "$@"\n'  # on hosts of the lab the reader is root
 _ABOUT_JOBS = ("DDP_", "PET_", "TORCHELASTIC_", "SLURM_", "NCCL_", "PYTEST", "OMP_")
 
 
@@ -91,8 +93,9 @@ def environment(folder: Path) -> dict[str, str]:
     """A reader's: nothing about jobs is set, and jobs of others on this machine are not seen."""
     bins = folder / "bin"
     bins.mkdir()
-    (bins / "scp").write_text(_SCP)
-    (bins / "scp").chmod(0o755)
+    for name, text in (("scp", _SCP), ("sudo", _SUDO)):
+        (bins / name).write_text(text)
+        (bins / name).chmod(0o755)
     scratch = folder / "tmp"
     scratch.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith(_ABOUT_JOBS)}

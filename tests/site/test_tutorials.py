@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 NIGHTLY = (
     "debug-a-hang",
+    "diloco",
     "elastic-training",
     "find-a-slow-rank",
     "fsdp2-and-hsdp",
