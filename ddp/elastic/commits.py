@@ -25,6 +25,7 @@ _PART = re.compile(r"part-(\d+)-of-(\d+)\.distcp")
 _OLD_FILE = re.compile(r"commit-(\d{10})-([0-9a-z]+)-(\d+)of(\d+)\.ddp")  # of release 0.1.0
 MANIFEST = ".metadata"  # the name is DCP's
 UNFINISHED = ".part"
+_MOST_APART = 3  # the last commits of a rank of which each other rank has one
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,9 +81,9 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     """Return the newest commit of which every part is readable by some rank, without the damaged images in `bad`.
 
     If a rank died before it wrote its own image of this commit, the state of its random generators is missing there.
-    Then a commit of the same number or the previous one is chosen, if all ranks have their own image of it. It may be
-    of the generation before: a rank can die after its resume and before its first commit. A live image is chosen
-    anyway: the previous commit may be many steps older.
+    Then a commit of the same number or one of the two before is chosen, if all ranks have their own image of it: with
+    overlapped commits, ranks can be two apart. It may be of the generation before: a rank can die after its resume and
+    before its first commit. A live image is chosen anyway: the previous commit may be many steps older.
     """
     by_commit: dict[CommitName, list[tuple[int, ReadableImage]]] = {}
     for reader, held in enumerate(holdings):
@@ -97,11 +98,11 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     first = found[0]
     if any(each.live for _reader, each in by_commit[first.commit]):
         return first
-    two_numbers = sorted({each.commit.number for each in found}, reverse=True)[:2]
+    last_numbers = sorted({each.commit.number for each in found}, reverse=True)[:_MOST_APART]
     whole = (
         each
         for each in found
-        if each.commit.number in two_numbers
+        if each.commit.number in last_numbers
         and (each is first or each.in_memory)
         and _has_all_private(by_commit[each.commit], len(holdings))
     )

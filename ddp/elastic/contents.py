@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp.elastic import bucket_plans, dcp_keys, leaves, own, shares
 from ddp.elastic.leaves import OWN, Leaf
+from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ class Contents:
         }
         skeleton, tensors, paths = leaves.disassemble(tree)
         return Captured(skeleton, tensors, paths, self.names, skeleton.pop(OWN))
+
+    def is_on_device(self) -> bool:
+        """Whether some of it is on an accelerator whose work can be overlapped with copies."""
+        device = accelerator.current()
+        if device is None or not hasattr(torch.get_device_module(device), "Stream"):
+            return False
+        return any(leaves.local(each).device.type == device.type for each in self.capture().tensors)
 
     def names(self) -> Names:
         """The names of the parameters of optimizers, if they are all in one module of this State."""

@@ -263,8 +263,12 @@ class Image:
 def view(data: memoryview, leaf: Leaf, offset: int) -> torch.Tensor:
     if not leaf.n_bytes:
         return torch.empty(leaf.local_shape, dtype=leaf.dtype)
-    flat = torch.frombuffer(data, dtype=torch.uint8, count=leaf.n_bytes, offset=offset)
-    return flat.view(leaf.dtype).view(leaf.local_shape)
+    return part(torch.frombuffer(data, dtype=torch.uint8), leaf, offset)
+
+
+def part(data: torch.Tensor, leaf: Leaf, offset: int) -> torch.Tensor:
+    """A leaf as a view of bytes, on whatever device they are."""
+    return data[offset : offset + leaf.n_bytes].view(leaf.dtype).view(leaf.local_shape)
 
 
 def _deserialize(section: memoryview) -> Any:

@@ -1,26 +1,32 @@
 """Make a commit: copy tensors to an image in a slot, and pass it to the disk writer if needed.
 
-The cost of each step is one copy of the state into mapped memory. Everything that does not change between commits (the
-layout, and the views into the slots) is created once. It is reused as long as the tensors keep their shapes and types.
+The cost of each step is one copy of the state: into mapped memory, or on an accelerator into its own memory, from where
+a thread brings it into mapped memory (`overlap`). Everything that does not change between commits (the layout, and the
+views into the slots) is created once. It is reused as long as the tensors keep their shapes, types and devices.
 """
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import commits, generators, image, leaves
+from ddp.elastic import commits, generators, image, leaves, pinning
+from ddp.elastic.overlap import Overlap
 from ddp.elastic.writer import CommitError
 from ddp.telemetry import guard, torch_api
 from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
     from ddp.elastic.contents import Captured
+    from ddp.elastic.dcp_keys import Names
+    from ddp.elastic.leaves import Leaf
     from ddp.elastic.protection import Protection
     from ddp.elastic.scratch import Slot, Slots
+    from ddp.elastic.snapshot import Snapshot
     from ddp.elastic.writer import Writer
 
 
@@ -50,6 +56,21 @@ class _Description:
     layout: image.Layout
     packed: bytes
 
+    def places(self) -> list[tuple[Leaf, int]]:
+        """The tensors that are stored, and where."""
+        layout = self.layout
+        return [(leaf, at) for leaf, at in zip(layout.leaves, layout.offsets, strict=True) if at >= 0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """All of a commit but the tensors."""
+
+    head: image.Head
+    index: image.Index
+    described: _Description
+    names: Names | None  # if it is to be written to disk
+
 
 class Keeper:
     """Makes the commits of one rank in one generation."""
@@ -60,9 +81,11 @@ class Keeper:
         writer: Writer | None,
         signature: Signature,
         protection: Protection | None = None,
+        overlap: bool = False,
     ) -> None:
         self._slots, self._writer, self._signature = slots, writer, signature
-        self._protection = protection
+        self._protection, self._overlap = protection, Overlap(overlap)
+        self._generation = _generation()
         self._described: _Description | None = None
         self._packed_objects: tuple[Any, bytes] = (None, b"")
         self._readable: set[Any] = set()  # types of values in skeletons that have proved readable
@@ -79,26 +102,73 @@ class Keeper:
         )
 
     def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
+        """Make a commit. If it is overlapped, it is complete some time after this call has returned."""
         tensors = [leaves.local(each) for each in captured.tensors]
         described = self._describe(captured, tensors)
+        commit = self._prepared(captured, described, number, to_disk)
+        stored = [each for each, at in zip(tensors, described.layout.offsets, strict=True) if at >= 0]
+        self.settle()
+        snapshot = self._overlap.take(described, described.places(), stored)
+        if snapshot is None:
+            slot = self._begin(commit)
+            _copy(self._views(slot, commit), stored)
+            if self._overlap.is_on:
+                _wait_for_device()  # a rank that stores no tensors must not be ahead of the others either
+            self._complete(commit, slot)
+        else:
+            self._overlap.start(number, lambda: self._send(commit, snapshot))
+
+    def _prepared(self, captured: Captured, described: _Description, number: int, to_disk: bool) -> _Commit:
         objects = self._objects(captured.skeleton["objects"])
         skeleton, _kinds = self._pack(captured.skeleton | {"objects": objects})
         private, _kinds = self._pack(generators.get() | {leaves.OWN: captured.own})
         head = self._signature.head(number)
         index = image.index_of(head, skeleton, private, described.packed, described.layout.n_bytes)
-        slot = self._slots.next(index.n_bytes)
+        is_written = to_disk and self._writer is not None and head.part is not None
+        return _Commit(head, index, described, captured.names() if is_written else None)
+
+    def _send(self, commit: _Commit, snapshot: Snapshot) -> None:
+        """Complete a commit from a snapshot, in a thread."""
+        snapshot.wait()
+        self._refuse_garbage()  # now, because what happens later does no harm to the snapshot
+        slot = self._begin(commit)
+        if snapshot.n_bytes:
+            pinning.pin(slot, snapshot.device_type)
+        data_at = commit.index.data_at
+        snapshot.send(slot.buffer[data_at : data_at + commit.index.data_bytes], self._views(slot, commit))
+        self._complete(commit, slot, is_checked=True)
+
+    def _begin(self, commit: _Commit) -> Slot:
+        slot = self._slots.next(commit.index.n_bytes)
         image.begin(slot.buffer)
-        _copy(self._views(slot, index.data_at, described), tensors, described.layout)
-        if not self._signature.live:
-            _refuse_garbage()  # after the copy, which waits for the collectives that have made the state
-        image.finish(slot.buffer, index)
+        return slot
+
+    def _complete(self, commit: _Commit, slot: Slot, is_checked: bool = False) -> None:
+        """Let a commit exist, whose tensors are in the slot."""
+        if not is_checked:
+            self._refuse_garbage()  # after the copy, which waits for the collectives that have made the state
+        image.finish(slot.buffer, commit.index)
         self._slots.keep(slot)
-        self.newest = number
+        head = commit.head
+        self.newest = head.number
         if self._protection is not None:
-            self._protection.committed(number, slot)
-        if to_disk and self._writer is not None and head.part is not None:
-            name = commits.DiskName(commits.CommitName(number, head.lineage), head.part, head.parts)
-            self._writer.write(slot, name, captured.names())
+            self._protection.committed(head.number, slot)
+        if commit.names is not None:
+            assert self._writer is not None
+            assert head.part is not None
+            name = commits.DiskName(commits.CommitName(head.number, head.lineage), head.part, head.parts)
+            self._writer.write(slot, name, commit.names)
+
+    def _refuse_garbage(self) -> None:
+        if self._signature.live:
+            return
+        reason = guard.why_broken(ask=True)
+        if not reason and _generation() != self._generation:
+            reason = "this process has gone on in another generation before the device had made the state"
+        if reason:
+            raise CommitError(
+                f"{reason}. The state may be garbage, so it is not committed. The last commit is still valid"
+            )
 
     def _objects(self, skeleton: Any) -> bytes:
         """Pack the objects' skeletons, and reuse the last result:
@@ -121,7 +191,7 @@ class Keeper:
         return packed, kinds
 
     def _describe(self, captured: Captured, tensors: list[torch.Tensor]) -> _Description:
-        looks = [captured.paths, [(each.shape, each.stride(), each.dtype) for each in tensors]]
+        looks = [captured.paths, [(each.shape, each.stride(), each.dtype, each.device) for each in tensors]]
         if self._described is None or self._described.looks != looks:
             pairs = zip(captured.tensors, captured.paths, strict=True)
             found = [leaves.leaf_of(tensor, path) for tensor, path in pairs]
@@ -134,12 +204,15 @@ class Keeper:
             self._described = _Description(looks, layout, layout.pack())
         return self._described
 
-    def _views(self, slot: Slot, data_at: int, described: _Description) -> list[torch.Tensor]:
+    def _views(self, slot: Slot, commit: _Commit) -> list[torch.Tensor]:
+        data_at, described = commit.index.data_at, commit.described
         if slot.views is None or slot.views[:2] != (data_at, described):
-            layout = described.layout
-            data = slot.buffer[data_at : data_at + layout.n_bytes]
-            kept = [(leaf, at) for leaf, at in zip(layout.leaves, layout.offsets, strict=True) if at >= 0]
-            slot.views = (data_at, described, [image.view(data, leaf, at) for leaf, at in kept])
+            data = slot.buffer[data_at : data_at + described.layout.n_bytes]
+            slot.views = (
+                data_at,
+                described,
+                [image.view(data, leaf, at) for leaf, at in described.places()],
+            )
         views: list[torch.Tensor] = slot.views[2]
         return views
 
@@ -147,7 +220,12 @@ class Keeper:
         """Whether to write a commit to disk that is due at every so many."""
         return self._writer is None or self._writer.takes(number, every)
 
+    def settle(self) -> None:
+        """Wait until all commits are complete in memory."""
+        self._overlap.settle()
+
     def leave(self) -> None:
+        self.settle()
         self.end_protection()
         if self._writer is not None:
             self._writer.leave()
@@ -163,14 +241,25 @@ class Keeper:
         return None if protector is None else protector.protected
 
     def flush(self, first: int = 0) -> None:
+        """Wait for all commits, and raise the errors of those with this number or a later one."""
+        self.settle()
+        self._overlap.raise_error(CommitError, first)
         if self._writer is not None:
             self._writer.flush(first)
 
     def raise_error(self, before: int | None = None) -> None:
+        self._overlap.raise_error(CommitError)
         if self._writer is not None:
             self._writer.raise_error(before=before)
 
+    def end(self) -> None:
+        """Another generation begins. What is complete stays."""
+        self.settle()
+        self.end_protection()
+        self._overlap.end()
+
     def remove(self) -> None:
+        self._overlap.end()
         self._described = None
         if self._protection is not None:
             self._protection.remove()
@@ -181,11 +270,14 @@ _SCALARS = {type(None), bool, int, float, str, bytes}
 _NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
 
 
-def _refuse_garbage() -> None:
-    if reason := guard.why_broken(ask=True):
-        raise CommitError(
-            f"{reason}. The state may be garbage, so it is not committed. The last commit is still valid"
-        )
+def _generation() -> str:
+    return os.environ.get("DDP_GENERATION", "")
+
+
+def _wait_for_device() -> None:
+    event = torch.Event(device=torch.accelerator.current_accelerator())
+    event.record()
+    event.synchronize()
 
 
 def _kinds_in(skeleton: Any) -> set[Any]:
@@ -204,11 +296,10 @@ def _kinds_in(skeleton: Any) -> set[Any]:
     return found
 
 
-def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.Layout) -> None:
-    kept = [tensor for tensor, at in zip(tensors, layout.offsets, strict=True) if at >= 0]
+def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     with torch.no_grad():
-        if kept:
-            torch_api.copy_all(views, kept)
+        if tensors:
+            torch_api.copy_all(views, tensors)
 
 
 def _check_readable(skeleton: bytes) -> None:

@@ -23,6 +23,16 @@ _scopes: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
 _answered: weakref.WeakSet[State] = weakref.WeakSet()
 
 
+def check_options(every: int, disk_every: int, folder: str | os.PathLike[str] | None, keep: int) -> None:
+    for option, value, least in (("every", every, 0), ("disk_every", disk_every, 0), ("keep", keep, 1)):
+        if value < least:
+            raise WrongValue(
+                f"invalid {option}={value}. Use {least} or more{'' if least else ', where 0 means never'}"
+            )
+    if disk_every and folder is None:
+        raise WrongValue("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
+
+
 def check_scope(scope: str, group: ProcessGroup | None) -> None:
     if scope and not re.fullmatch(r"[a-z0-9_]{1,40}", scope):
         raise WrongValue(

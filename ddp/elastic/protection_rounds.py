@@ -1,6 +1,6 @@
 """Rank 0 leads the rounds in which commits are protected (`protector`).
 
-A round needs no decision of the training: ranks that train at different speeds are at most one commit apart. If a rank
+A round needs no decision of the training: ranks that train at different speeds are at most two commits apart. If a rank
 has already overwritten the commit that was named, the next round names one that is further ahead.
 """
 

@@ -32,8 +32,9 @@ log = logging.getLogger("ddp.elastic")
 _PATIENCE_WITH_MEMORY_S = 10.0
 _IGNORED = "ddp.elastic: ignored the damaged commit file %s: %s. The job resumes from another copy or an older commit"
 _REPEATED = (
-    "ddp.elastic: repeating %d steps, from commit %d: the failure came after an optimizer step on all survivors. "
-    "With every=1, or if the script communicates only before the optimizer step, no step is repeated"
+    "ddp.elastic: repeating %d steps, from commit %d: the failure came after an optimizer step on all survivors, or "
+    "while newer commits were copied from the device. With every=1 and state on the host, or if the script "
+    "communicates only before the optimizer step, no step is repeated"
 )
 _REPEATED_IN_SHARDS = (
     "ddp.elastic: repeating %d steps, from commit %d: a shard of the state is only in commits. With every=1 no step is "

@@ -7,7 +7,7 @@ never restarted, so its folder contains its own process id.
 
 A rank keeps its commits in a few *slots*, which are mapped files that it overwrites in turn. So after the first commits
 a commit is one copy from tensors to mapped memory, and the kernel allocates no pages. A rank never overwrites the last
-good commit, or a commit that is being written to disk.
+good commits, or a commit that is being written to disk.
 """
 
 from __future__ import annotations
@@ -106,22 +106,28 @@ def sweep(root: Path) -> None:
 class Slot:
     path: Path
     buffer: memoryview
-    pinned: bool = False  # being written to disk
+    being_written: bool = False  # to disk
     shared: bool = False  # other nodes keep parity of it, or compute it
+    was_offered: bool = False  # to the driver of a device, to pin it
     views: Any = None  # tensors in the slot, cached by its writer
 
 
 @dataclass
 class Slots:
-    """The slots of one rank. `count`: two, or three if the disk writer may hold one of them."""
+    """The slots of one rank.
+
+    `count`: one more than `n_whole`, the number of last commits that are not overwritten. One more again if the disk
+    writer may hold one of them.
+    """
 
     places: list[Path]
     local_rank: int
     count: int
     spared: set[str] = field(default_factory=set)  # names of slots that are overwritten last
     held: set[str] = field(default_factory=set)  # names of slots that are not overwritten
+    n_whole: int = 1
     _slots: dict[int, Slot] = field(default_factory=dict)
-    _last: int | None = None
+    _last: list[int] = field(default_factory=list)  # the numbers of those with the last commits
 
     def next(self, n_bytes: int) -> Slot:
         """Return a slot of at least this size for the next commit."""
@@ -134,17 +140,18 @@ class Slots:
 
     def keep(self, slot: Slot) -> None:
         """Mark the slot as the last good commit."""
-        self._last = next(number for number, each in self._slots.items() if each is slot)
+        number = next(number for number, each in self._slots.items() if each is slot)
+        self._last = [*self._last, number][-self.n_whole :]
         self.spared.clear()
 
     def _victim(self) -> int:
-        free = [n for n in range(self.count) if n != self._last and not self._is_in_use(n)]
+        free = [n for n in range(self.count) if n not in self._last and not self._is_in_use(n)]
         unspared = [n for n in free if self._name(n) not in self.spared]
         return (unspared or free)[0]
 
     def _is_in_use(self, number: int) -> bool:
         slot = self._slots.get(number)
-        return self._name(number) in self.held or (slot is not None and (slot.pinned or slot.shared))
+        return self._name(number) in self.held or (slot is not None and (slot.being_written or slot.shared))
 
     def _name(self, number: int) -> str:
         return _SLOT.format(local_rank=self.local_rank, number=number)

@@ -1,8 +1,9 @@
 """The state of a training job that survives its processes. docs/elastic.md describes its use.
 
 Each rank makes its commits without communication. The collectives of the training synchronize the ranks between two
-commits, so ranks are never more than one commit apart, and each rank keeps its last two. When a new generation resumes,
-its ranks agree on a commit (`ddp.elastic.resume`).
+commits, so ranks are never more than one commit apart, and each rank keeps its last two; with commits that are copied
+beside the training (`overlap`), it is one more of both. When a new generation resumes, its ranks agree on a commit
+(`ddp.elastic.resume`).
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class State:
     `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there. `start_from`: a
     checkpoint of torch.distributed.checkpoint to begin with if there is no commit. `redundancy`: what other nodes
     keep of shards in memory ("copies:1", "code:6+2", "auto" or "none"); default: `ddp-launch --redundancy`, or none.
+    `overlap`: copy state on an accelerator to the host while the training goes on, which takes memory of the device.
     `scope`: a name that tells several States of a job apart; a State over a part of the ranks (`group`) needs one.
     """
 
@@ -74,11 +76,13 @@ class State:
         keep: int = 2,
         start_from: str | os.PathLike[str] | None = None,
         redundancy: str | None = None,
+        overlap: bool = True,
         scope: str = "",
         group: ProcessGroup | None = None,
         **named: Any,
     ) -> None:
-        _check(every, disk_every, folder, keep, named)
+        open_states.check_options(every, disk_every, folder, keep)
+        _check_names(named)
         self._contents = Contents(named)
         if self._contents.own and any(isinstance(value, LogicalWorld) for value in named.values()):
             raise WrongType(
@@ -87,7 +91,7 @@ class State:
             )
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
-        self._every, self._disk_every, self._keep = every, disk_every, keep
+        self._every, self._disk_every, self._keep, self._overlap = every, disk_every, keep, overlap
         open_states.check_scope(scope, group)
         self._scope = scope
         path = folder if folder is None or not scope else f"{os.fspath(folder)}/{scope}"
@@ -164,6 +168,8 @@ class State:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
         open_states.enter(self, self._scope)
         joining.joined()
+        if self._keeper is not None:
+            self._keeper.settle()
         team = Team(self._group)
         for sampler in self._samplers:
             sampler.move(team.rank, team.size)
@@ -205,7 +211,7 @@ class State:
 
     def _shield(self, team: Team, node: str, places: list[Path], parts: int) -> protection.Protection | None:
         if self._keeper is not None:
-            self._keeper.end_protection()
+            self._keeper.end()
         if self._redundancy is None:
             return None
         return protection.Protection.open(self._redundancy, team, node, places, parts, os.environ)
@@ -221,15 +227,18 @@ class State:
         shield: protection.Protection | None,
     ) -> Keeper:
         writes = self._folder is not None and role.writes_disk
-        count = (3 if writes else 2) + (shield.more_slots if shield is not None else 0)
-        slots = scratch.Slots(places, role.local_index, count, spared)
+        overlaps = self._overlap and self._contents.is_on_device()
+        n_whole = 2 if overlaps else 1  # the slowest rank may lack the last one
+        count = n_whole + (2 if writes else 1) + (shield.more_slots if shield is not None else 0)
+        slots = scratch.Slots(places, role.local_index, count, spared, n_whole=n_whole)
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts
         writer = None
         if self._folder is not None and writes:
             writer = Writer(self._folder, self._keep, team.rank == 0, lineage, since)
         if shield is not None:
             shield.begin(slots, lineage, spared)
-        return Keeper(slots, writer, Signature(lineage, role, team.rank, team.size, regions), shield)
+        signature = Signature(lineage, role, team.rank, team.size, regions)
+        return Keeper(slots, writer, signature, shield, overlaps)
 
     def _begin(self, team: Team, keeper: Keeper) -> None:
         self._forget_leaving()
@@ -345,7 +354,7 @@ class State:
         return None if self._keeper is None else self._keeper.protected
 
     def flush(self) -> None:
-        """Wait until all commits to disk are written."""
+        """Wait until all commits are complete, in memory and on disk."""
         if self._keeper is not None:
             self._keeper.flush()
 
@@ -378,16 +387,7 @@ class State:
         return self._team, self._keeper
 
 
-def _check(
-    every: int, disk_every: int, folder: str | os.PathLike[str] | None, keep: int, named: dict[str, Any]
-) -> None:
-    for option, value, least in (("every", every, 0), ("disk_every", disk_every, 0), ("keep", keep, 1)):
-        if value < least:
-            raise WrongValue(
-                f"invalid {option}={value}. Use {least} or more{'' if least else ', where 0 means never'}"
-            )
-    if disk_every and folder is None:
-        raise WrongValue("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
+def _check_names(named: dict[str, Any]) -> None:
     for name in named:
         if hasattr(State, name) or name.startswith("_"):
             raise WrongValue(

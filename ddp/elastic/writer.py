@@ -72,7 +72,7 @@ class Writer:
     def write(self, slot: Slot, name: commits.DiskName, names: Names) -> None:
         """Write a slot to disk. The slot is not overwritten until the write has finished."""
         self._wait()
-        slot.pinned = True
+        slot.being_written = True
         self._began, self._writing = time.monotonic(), name.commit.number
         thread = threading.Thread(target=self._run, args=(slot, name, names), name="ddp-commit", daemon=True)
         try:
@@ -138,7 +138,7 @@ class Writer:
                     *(number, self._folder.name, error),
                 )
         finally:
-            slot.pinned = False
+            slot.being_written = False
 
     def _prune(self, newest: commits.CommitName) -> None:
         files = list(self._folder.files())

@@ -48,6 +48,15 @@ def test_a_rank_that_died_before_its_own_image_costs_one_commit() -> None:
     assert commits.newest((node, node)).commit == A  # type: ignore[union-attr]
 
 
+def test_ranks_whose_commits_were_copied_beside_the_training_are_up_to_two_apart() -> None:
+    """Rank 0 has 10, 11 and 12; rank 1 died before it had more than 10."""
+    newest = CommitName(12, "a")
+    node = tuple([*replicas(A), held(B, 0, 0), held(newest, 0, 0)])
+    assert commits.newest((node, node)).commit == A  # type: ignore[union-attr]
+    shards = (tuple(held(each, 0, 0, parts=2) for each in (A, B, newest)), (held(A, 1, 1, parts=2),))
+    assert commits.newest(shards).commit == A  # type: ignore[union-attr]
+
+
 def test_a_rank_that_died_between_its_resume_and_its_first_commit_keeps_its_random_numbers() -> None:
     """All have commit 10 of the generation before. In the new one only rank 0 made it again, and the next one."""
     again = [CommitName(10, lineage) for lineage in ("0", "z")]  # lineages are random: either may come first

@@ -89,7 +89,7 @@ INTERNAL = {
     "rendezvous": "BadMessage JobOver BadToken Denied NotAStory LimitReached OwnedByOther StreamAborted NotFound "
     "NotNow RecordUnreadable BadChange "
     "SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused",
-    "ddp": "_Unable PeerError Stopped",
+    "ddp": "_Unable NoRoom PeerError Stopped",
 }
 
 

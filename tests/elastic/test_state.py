@@ -182,6 +182,23 @@ def _head(path: Path) -> str:
     return text[begin : text.index(b"}", begin) + 1].decode()
 
 
+def test_the_last_commits_are_not_overwritten_in_whatever_order_others_are(tmp_path: Path) -> None:
+    for n_whole, count in ((1, 2), (2, 3), (2, 4)):
+        slots = scratch.Slots([tmp_path / f"slots{n_whole}{count}"], 0, count, n_whole=n_whole)
+        last: list[scratch.Slot] = []
+        for number in range(12):
+            slot = slots.next(100)
+            assert not any(slot is each for each in last[-n_whole:])
+            if number % 5 == 3:
+                continue  # it was not completed
+            slots.keep(slot)
+            last.append(slot)
+            slot.being_written = count > n_whole + 1
+            for each in last[:-1]:
+                each.being_written = False
+        slots.remove()
+
+
 def test_memory_goes_when_the_training_is_over(state_of: Any, tmp_path: Path) -> None:
     state = state_of(step=0)
     state.resume()

@@ -75,7 +75,7 @@ CORE = {
         *within("diagnostics", "bucket_search numerics_report timeline"),
         *within(
             "elastic",
-            "commits erasure_code logical_ranks recovery redundancy sample_order seeds stripes thinning",
+            "commits erasure_code logical_ranks recovery redundancy sample_order seeds spans stripes thinning",
         ),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
@@ -146,9 +146,9 @@ SHELL = {
             "elastic",
             "__main__ archive bucket_plans checkpoint combining contents dcp_keys dcp_metadata folder foreign "
             "generators healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
-            "logical_sums logical_world manifest open_states own parity_file parity_store part_file peer_links "
-            "protection protection_rounds protector rebuilding remote_folder request resume safetensors stripe_encoder "
-            "sampler scratch shares state team writer",
+            "logical_sums logical_world manifest open_states overlap own parity_file parity_store part_file peer_links "
+            "pinning protection protection_rounds protector rebuilding remote_folder request resume safetensors "
+            "stripe_encoder sampler scratch shares snapshot state team writer",
         ),
         *within(
             "groups",

@@ -139,6 +139,30 @@ def memory_allocated(device: Any = None) -> int:
     return used
 
 
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """What is free, and what there is."""
+    whole: int = _emu.memory_limit(_index(device))
+    return whole - memory_allocated(device), whole
+
+
+class _Runtime:
+    """What `torch.cuda.cudart()` offers for memory that exists already."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, _flags: int) -> int:
+        _emu.pin(address, size)
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        _emu.unpin(address)
+        return 0
+
+
+def cudart() -> type[_Runtime]:
+    return _Runtime
+
+
 # --- what tests call -----------------------------------------------------------------------------------
 
 

@@ -186,6 +186,16 @@ inline Pinned& pinned() {
   return *one;
 }
 
+// Memory that exists already, such as a mapped file.
+inline void pin(size_t at, size_t bytes) {
+  std::lock_guard<std::mutex> hold(pinned().lock);
+  pinned().blocks[reinterpret_cast<const char*>(at)] = bytes;
+}
+inline void unpin(size_t at) {
+  std::lock_guard<std::mutex> hold(pinned().lock);
+  pinned().blocks.erase(reinterpret_cast<const char*>(at));
+}
+
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* at = std::aligned_alloc(64, (bytes + 64) / 64 * 64);

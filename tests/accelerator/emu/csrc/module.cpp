@@ -79,6 +79,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("synchronize", [](int at) { emu::synchronize_device(at, "device.synchronize"); });
   m.def("memory_allocated", [](int at) { return emu::memory(at).used(); });
   m.def("set_memory_limit", [](int at, size_t bytes) { emu::memory(at).limit = bytes; });
+  m.def("memory_limit", [](int at) { return emu::memory(at).limit.load(); });
+  m.def("pin", &emu::pin);
+  m.def("unpin", &emu::unpin);
   m.def("default_generator", [](int at) { return emu::default_generator(at); });
   m.def("launch", &launch_python);
   m.def("kernel_view", &emu::kernel_view);
