@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp.launching import parcels, process
-from ddp.launching.command_line import options_of, run_id
+from ddp.launching.command_line import name_of, options_of
 from ddp.launching.errors import CANNOT_PICKLE, INVALID_ARGUMENT, LaunchError, of_ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _ENDING = "DDP_ENDING_FILE"  # where the command writes how the job has ended
+_FOLDER = "DDP_CALL_FOLDER"  # of the function, for the ranks
 _STOPPED = (128 + 2, 128 + 15)
 
 
@@ -59,12 +60,14 @@ def launch(
 
 def _run(function: Callable[..., Any], folder: Path, keywords: Mapping[str, Any]) -> list[Any]:
     flags = options_of(keywords)
+    name = name_of(function)
     if str(keywords.get("nnodes") or 1) == "1" and not keywords.get("rdzv_id"):
         stamp = f"{time.strftime('%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-        flags.append(f"--rdzv-id={run_id(function, stamp)}")
+        flags.append(f"--rdzv-id={name}-{stamp}")
     ending = folder / "ending"
-    words = [*flags, "-m", "ddp.launching.rank", str(folder)]
-    exit_code = process.run(words, {**os.environ, _ENDING: str(ending)})
+    # The same words on all nodes of a job; with several nodes, the job is named after the function.
+    words = [*flags, "-m", "ddp.launching.rank", name]
+    exit_code = process.run(words, {**os.environ, _ENDING: str(ending), _FOLDER: str(folder)})
     if exit_code == 0:
         return parcels.results_in(folder)
     if text := parcels.unsendable(folder):

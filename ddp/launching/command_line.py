@@ -46,7 +46,7 @@ def options_of(keywords: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def run_id(function: object, stamp: str) -> str:
-    """The name of a job on one machine: that of the function, and something that no other job has."""
+def name_of(function: object) -> str:
+    """The name of the function as a part of the name of its job."""
     name = getattr(function, "__qualname__", type(function).__name__).rpartition(".")[2]
-    return f"{re.sub(r'[^A-Za-z0-9_-]', '', name) or 'function'}-{stamp}"
+    return re.sub(r"[^A-Za-z0-9_-]", "", name) or "function"

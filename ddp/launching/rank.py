@@ -1,16 +1,15 @@
-"""The program of a rank of `ddp.launch`: `python -m ddp.launching.rank FOLDER`."""
+"""The program of a rank of `ddp.launch`: `python -m ddp.launching.rank NAME`. DDP_CALL_FOLDER has the function."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from ddp.launching import parcels
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder = Path(os.environ["DDP_CALL_FOLDER"])
     function, args, kwargs = parcels.call_in(folder)
     result = function(*args, **kwargs)
     # After a heal in place, the generation and the rank are not those of the start.

@@ -56,6 +56,7 @@ OF_THE_SERVICE = {
 # The launcher sets them for programs that it starts, other than ranks.
 OF_PROGRAMS = {
     "DDP_LAUNCH_EVENT": "the kind of the event, for the command of `--on-event`",
+    "DDP_CALL_FOLDER": "from `ddp.launch` to its ranks: the folder with the function",
     "DDP_ENDING_FILE": "from `ddp.launch` to the command: the file into which it writes how the job has ended",
     "DDP_SSH_CONTROL": "from `--hosts` to the agent of a host: its input is the control channel",
 }

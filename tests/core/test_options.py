@@ -261,6 +261,11 @@ def test_jobs_of_two_users_do_not_meet(
     assert (spec.run_id, spec.id_may_be_shared) == (run_id, is_shared)
 
 
+def test_a_function_of_several_nodes_names_its_job() -> None:
+    spec, _ = specify(["--nnodes", "2", "-m", "ddp.launching.rank", "fit"], here=replace(HERE, user="ann"))
+    assert spec.run_id == "ann-fit"
+
+
 @pytest.mark.parametrize(
     ("argv", "facts"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import os
 import signal
@@ -11,10 +12,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 import ddp
 from ddp.launching import parcels
-from ddp.launching.command_line import options_of, run_id
+from ddp.launching.command_line import name_of, options_of
 from rendezvous.values.error_codes import Code
 
 QUICK = {"warm_start": False, "nproc": 2}  # the functions here need no torch
@@ -139,8 +141,71 @@ def test_a_function_of_a_script_needs_cloudpickle(tmp_path: Path, monkeypatch: p
 def test_options_are_flags_of_the_command() -> None:
     given = {"max_restarts": 3, "warm_start": False, "standalone": True, "log_dir": None, "bars": [0, 1]}
     assert options_of(given) == ["--max-restarts=3", "--no-warm-start", "--standalone", "--bars=0,1"]
-    assert run_id(lambda: 0, "7") == "lambda-7"
-    assert run_id(print, "7") == "print-7"
+    assert [name_of(each) for each in (lambda: 0, print, object())] == ["lambda", "print", "object"]
+
+
+# --- on several nodes ----------------------------------------------------------------------------------------
+
+NODE = """\
+import os, sys
+import ddp
+
+def fit(factor):
+    return int(os.environ["RANK"]) * factor, os.environ["DDP_JOB_ID"]
+
+print(ddp.launch(fit, args=(10,), nproc=2, warm_start=False, nnodes=2, rendezvous=sys.argv[1]))
+"""
+
+
+def test_each_node_gets_the_results_of_its_ranks(tmp_path: Path) -> None:
+    """The folders of the function differ, and the nodes agree on the job and on the arguments of its script."""
+    (tmp_path / "node.py").write_text(NODE)
+    words = [sys.executable, str(tmp_path / "node.py"), f"127.0.0.1:{free_port()}"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    nodes = [subprocess.Popen(words, **streams) for _ in range(2)]  # type: ignore[call-overload]
+    ended = [node.communicate(timeout=60) for node in nodes]
+    job = f"{getpass.getuser()}-fit"
+    expected = [[(0, job), (10, job)], [(20, job), (30, job)]]
+    assert sorted(out.strip() for out, _ in ended) == list(map(str, expected)), ended
+    assert "different arguments" not in "".join(err for _, err in ended)
+
+
+# A heal in place: rank 0 keeps its process, and its result has the generation of its end.
+HEALED = """\
+import ddp
+
+def fit():
+    import os
+    import torch
+    from ddp import elastic
+    ddp.init()
+    model = ddp.DistributedDataParallel(torch.nn.Linear(2, 1))
+    state = elastic.State(model=model, step=0)
+    first = os.getpid()
+    def train():
+        while state.step < 4:
+            if os.environ["RANK"] == "1" and state.step == 2 and os.environ["DDP_GENERATION"] == "1":
+                os._exit(3)
+            model(torch.ones(1, 2)).sum().backward()
+            state.step += 1
+            state.commit()
+    state.run(train)
+    kept = os.environ["DDP_GENERATION"], first == os.getpid()
+    state.close()
+    ddp.shutdown()
+    return state.step, kept
+
+print(ddp.launch(fit, nproc=2, max_restarts=1))
+"""
+
+
+@pytest.mark.nightly
+def test_a_job_that_was_healed_returns_results(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-"], input=HEALED, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == str([(4, ("2", True))] * 2), done.stderr
+    assert "rank 0 keeps its process" in done.stderr
 
 
 # --- as a program --------------------------------------------------------------------------------------------
