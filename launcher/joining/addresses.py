@@ -78,6 +78,12 @@ def default_route_address() -> str:
     return source_address("192.0.2.1", 9)  # reserved for documentation: no host has it
 
 
+def address_for_others() -> str:
+    """An address at which other machines can reach this one: of the default route, or else of the first interface."""
+    found = (default_route_address(), *map(address_of_interface, interfaces()))
+    return next((address for address in found if address and not is_loopback(address)), "")
+
+
 def source_address(host: str, port: int) -> str:
     """The source address of packets to `host` in the routing table, or "" without a route."""
     for family, address in addresses_of(host, port):

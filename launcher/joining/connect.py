@@ -173,10 +173,10 @@ def _addresses_to_serve(endpoint: Endpoint, own: str) -> tuple[str, str]:
 
     They differ if the host's own name resolves to loopback, as it does with the /etc/hosts of Debian.
     """
-    default_route = ""
+    reachable = ""
     if addresses.is_loopback(own) and not addresses.is_loopback(endpoint.host):
-        default_route = addresses.default_route_address()
-    return (default_route, "0.0.0.0") if default_route else (own, own)
+        reachable = addresses.address_for_others()
+    return (reachable, "0.0.0.0") if reachable else (own, own)
 
 
 def _secret_needed(endpoint: Endpoint, why: str) -> str:

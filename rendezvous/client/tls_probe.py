@@ -23,7 +23,8 @@ _WITHIN_S = 3.0  # timeout of each handshake
 _ANSWER_S = 1.0  # a server that accepts the connection sends its settings at once
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty settings
 _SETTINGS = 4  # the kind of the first frame of an HTTP/2 server
-_GIVE_SECRET = f"{ENV}SECRET_FILE (for a job with a secret: the same as on the other nodes)"
+_SECRET = f"--secret-file (or {ENV}SECRET_FILE)"
+_GIVE_SECRET = f"{_SECRET} for a job with a secret: the same as on the other nodes"
 
 
 class _NoAnswer(Exception):
@@ -88,7 +89,7 @@ async def _with_tls(there: tuple[str, int], endpoint: str, options: ClientOption
 
 def _untrusted_text(endpoint: str, options: ClientOptions, error: ssl.SSLCertVerificationError) -> str:
     if options.secret is not None:
-        return f"the service at {endpoint} uses a different secret: give every node the same {ENV}SECRET_FILE"
+        return f"the service at {endpoint} uses a different secret: give every node the same {_SECRET}"
     why = error.verify_message.rstrip(".")
     if "not yet valid" in why or "expired" in why:
         problem = f"cannot trust the certificate of the service at {endpoint}: {why}"
@@ -107,7 +108,9 @@ def _untrusted_text(endpoint: str, options: ClientOptions, error: ssl.SSLCertVer
 
 def _rejected_text(endpoint: str, options: ClientOptions) -> str:
     if options.secret is not None:
-        return f"the service at {endpoint} rejected the secret of this node: give every node the same {ENV}SECRET_FILE"
+        return (
+            f"the service at {endpoint} rejected the secret of this node: give every node the same {_SECRET}"
+        )
     if options.certificate_file:
         return (
             f"the service at {endpoint} rejected the client certificate {options.certificate_file}: check that it "

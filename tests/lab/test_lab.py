@@ -196,3 +196,10 @@ def test_two_labs_do_not_meet(lab: Build, tmp_path: Path) -> None:
     assert asked(one.hosts[0], "node1")[0] == "node1"
     with pytest.raises(AssertionError, match="refused"):
         asked(other.hosts[0], "node1")
+
+
+def test_a_host_without_a_default_route_knows_its_address_for_others(lab: Build) -> None:
+    """Debian says that the name of a host is 127.0.1.1. The rendezvous is then served at this address."""
+    (host,) = lab(1).hosts
+    code = "from launcher.joining import addresses as a; print(a.default_route_address(), a.address_for_others())"
+    assert host.run(sys.executable, "-c", code).split() == [host.address]
