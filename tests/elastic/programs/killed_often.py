@@ -1,9 +1,11 @@
-"""One job whose process is killed again and again, at random instants of resume, commit and write.
+"""One job whose process is killed again and again, at random instants of resume, commit and write or upload.
 
-Arguments: a folder, a seed, the number of kills. Each generation is forked from this process, which has imported torch.
-It says on a pipe what was complete; the next generation must find it, with a state that belongs to one step.
+Arguments: a place for it, a seed, the number of kills, and the folder of its commits, which may be a URL. Each
+generation is forked from this process, which has imported torch. It says on a pipe what was complete; the next
+generation must find it, with a state that belongs to one step.
 """
 
+import importlib
 import json
 import os
 import random
@@ -17,14 +19,19 @@ from pathlib import Path
 import torch
 
 from ddp import elastic
+from ddp.elastic import inspection, remote_folder
 
-FLOATS = 3000
+FOLDER = sys.argv[4]
+IS_REMOTE = "://" in FOLDER
+FLOATS = 900_000 if IS_REMOTE else 3000  # an upload in two parts
+AFTER = {"b": "in the resume", "u": "in a write"}  # what was told last; otherwise it trains
 
 
-def train(there, lost, tell):
+def train(lost, tell):
     """Check what is resumed, then commit until the end comes; `lost`: what must be there at least."""
+    tell("b", 0)
     state = elastic.State(
-        x=torch.zeros(FLOATS), y=torch.zeros(FLOATS), step=0, folder=there / "commits", disk_every=1, keep=1
+        x=torch.zeros(FLOATS), y=torch.zeros(FLOATS), step=0, folder=FOLDER, disk_every=1, keep=1
     )
     resumed = state.resume()
     found = (0 if resumed is None else resumed.number, state.step)
@@ -36,43 +43,76 @@ def train(there, lost, tell):
         state.step += 1
         state.x.fill_(state.step)
         state.y.fill_(state.step)
-        state.commit()
+        if state.step % 3 == 0 and IS_REMOTE:  # commit() leaves out what is due while another one is uploaded
+            tell("u", state.step)
+            state.checkpoint()
+        else:
+            state.commit()
         tell("m", state.step)
         if state.step % 3 == 0:
-            state.flush()
+            if not IS_REMOTE:
+                tell("u", state.step)
+                state.flush()
             tell("d", state.step)
 
 
-def usual_span(there):
-    """How long a generation takes to its sixth commit. Whatever is imported on the way need not be again."""
-    there.mkdir(mode=0o700)
+def usual_span(folder, tell):
+    """How long a generation takes to its sixth commit."""
     begin = time.monotonic()
-    state = elastic.State(x=torch.zeros(FLOATS), y=torch.zeros(FLOATS), step=0, folder=there, disk_every=1)
+    state = elastic.State(x=torch.zeros(FLOATS), y=torch.zeros(FLOATS), step=0, folder=folder, disk_every=1)
     state.resume()
     for state.step in range(1, 7):
         state.commit()
-    state.flush()
+        state.flush()
     state.close()
-    return time.monotonic() - begin
+    tell("s", time.monotonic() - begin)
 
 
-def generation(there, lost, after_s):
-    """The lines that it told before it was killed."""
+def generation(run, after_s=None):
+    """Fork a process that runs this, and kill it after a while. Return the lines that it told."""
     out, into = os.pipe()
     if (child := os.fork()) == 0:
         os.close(out)
         try:
-            train(there, lost, lambda what, step: os.write(into, f"{what} {step}\n".encode()))
+            run(lambda what, fact: os.write(into, f"{what} {fact}\n".encode()))
         except BaseException:
             os.write(into, b"e " + json.dumps(traceback.format_exc()).encode() + b"\n")
         finally:
             os._exit(1)
     os.close(into)
-    time.sleep(after_s)  # this is the random instant
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    if after_s is not None:
+        time.sleep(after_s)  # this is the random instant
+        os.kill(child, signal.SIGKILL)
     with os.fdopen(out) as file:
-        return [line.rstrip().split(" ", 1) for line in file]
+        lines = [line.rstrip().split(" ", 1) for line in file]
+    os.waitpid(child, 0)
+    for what, rest in lines:
+        if what == "e":
+            sys.exit(json.loads(rest))
+    return lines
+
+
+def prepare():
+    """Import what is imported on the way, so that each process need not. Return the usual span of one."""
+    if IS_REMOTE:
+        importlib.import_module("s3fs")
+
+        remote_folder._PIECE = 5 << 20  # the smallest part that S3 takes
+    aside = f"{FOLDER}-aside"
+    for _first in range(2):
+        ((_what, span_s),) = generation(lambda tell: usual_span(aside, tell))
+    return float(span_s)
+
+
+def check_all():
+    """What is left is whole wherever it says so, and there is not more of it after each kill."""
+    folder = remote_folder.open_folder(FOLDER)
+    left = inspection.listed(folder)
+    for each in left:
+        if each.has_manifest:
+            assert not (problems := list(inspection.problems(folder, each))), problems
+    assert 0 < len(left) < 10, left
+    return len(left)
 
 
 def main():
@@ -81,23 +121,21 @@ def main():
     os.environ |= {"DDP_SCRATCH": str(there / "scratch"), "TORCHELASTIC_RUN_ID": "killed"}
     (there / "scratch").mkdir(mode=0o700)
     in_memory = on_disk = 0
-    usual_span(there / "first")
-    span_s = usual_span(there / "second")
-    met = {"before the resume": 0, "while it trains": 0, "from disk": 0}
+    span_s = prepare()
+    met = {"in the resume": 0, "in a write": 0, "while it trains": 0, "from disk": 0}
     for _kill in range(kills):
         if rng.random() < 0.4:  # the node is lost as well
             shutil.rmtree(there / "scratch")
             (there / "scratch").mkdir(mode=0o700)
             in_memory = 0
             met["from disk"] += 1
-        lines = generation(there, max(in_memory, on_disk), rng.uniform(0, 1.5 * span_s))
+        lost = max(in_memory, on_disk)
+        lines = generation(lambda tell, lost=lost: train(lost, tell), rng.uniform(0, 1.5 * span_s))
         for what, rest in lines:
-            if what == "e":
-                sys.exit(json.loads(rest))
-            in_memory = max(in_memory, int(rest))
+            in_memory = max(in_memory, int(rest)) if what in "rmd" else in_memory
             on_disk = max(on_disk, int(rest)) if what == "d" else on_disk
-        met["while it trains" if lines else "before the resume"] += 1
-    print(json.dumps(met | {"steps": in_memory}))
+        met[AFTER.get(lines[-1][0], "while it trains") if lines else "in the resume"] += 1
+    print(json.dumps(met | {"commits left": check_all(), "steps": max(in_memory, on_disk)}))
 
 
 main()
