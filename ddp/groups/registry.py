@@ -56,7 +56,7 @@ def read() -> list[Registered]:
             str(world.pg_to_tag.get(group, "")),
             str(group.group_desc),
             group.bound_device_id,
-            _timeout(group),
+            timeout_of(group),
             group is world.default_pg,
         )
         for group, (backend, _store) in list(world.pg_map.items())
@@ -77,7 +77,8 @@ def _in_order(ranks: dict[int, int]) -> tuple[int, ...]:
     return tuple(sorted(ranks, key=ranks.__getitem__))
 
 
-def _timeout(group: Any) -> timedelta | None:
+def timeout_of(group: Any) -> timedelta | None:
+    """Return how long a collective of this group may take; None if that is unknown."""
     if isinstance(group, Membership):
         return group.timeout
     for device in torch_api.device_types(group):

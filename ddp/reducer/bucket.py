@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ddp.reducer.plan import ParameterInfo
+from ddp.reducer.unused import ABSENT
 from ddp.telemetry import torch_api
 from ddp.telemetry.coded import WrongUse
 
@@ -170,7 +172,7 @@ class FlatBucket:
             target = self.targets[i]
             if grad is None:
                 self._absent.append((i, target))
-                target.zero_()
+                target.fill_(ABSENT)
             elif grad is target:
                 if scale is not None:
                     target.div_(1 / scale)
@@ -222,7 +224,7 @@ class FlatBucket:
         return [self.flat]
 
     def zeros(self) -> torch.Tensor:
-        return torch.zeros(self.numel, dtype=self._dtype, device=self.parameters[0].device)
+        return torch.full((self.numel,), ABSENT, dtype=self._dtype, device=self.parameters[0].device)
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         """Store the averages in `.grad`. `result` is the average if it is not in the payload."""
@@ -250,7 +252,7 @@ class InPlaceBucket:
             parameter = self.parameters[i]
             grad = parameter.grad
             if grad is None:
-                tensor = like_gradient(parameter).zero_()
+                tensor = like_gradient(parameter).fill_(ABSENT)
                 self._absent.append((i, tensor))
             elif not self.alone or _needs_copy(grad, parameter):
                 tensor = like_gradient(parameter).copy_(grad.detach())
@@ -271,7 +273,8 @@ class InPlaceBucket:
 
     def zeros(self) -> torch.Tensor:
         numel = sum(parameter.numel() for parameter in self.parameters)
-        return torch.zeros(numel, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+        first = self.parameters[0]
+        return torch.full((numel,), ABSENT, dtype=first.dtype, device=first.device)
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
@@ -343,6 +346,18 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def describe_parameter(parameter: torch.Tensor, name: str, sparse: bool) -> ParameterInfo:
+    return ParameterInfo(
+        name,
+        tuple(parameter.shape),
+        gradient_strides(parameter),
+        str(parameter.dtype),
+        str(parameter.device),
+        parameter.element_size(),
+        sparse,
+    )
 
 
 def like_gradient(parameter: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:

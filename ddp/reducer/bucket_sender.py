@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ddp.reducer import plan
-from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucket, gradient_strides
+from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucket, describe_parameter
 from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives
 from ddp.reducer.grad_bucket import GradBucket, result_of
 from ddp.reducer.plan import Kind
@@ -41,6 +41,7 @@ class Settings:
     as_views: bool = False
     skip_unused: bool = False
     tuned: bool = False  # `limit` is only the initial limit
+    strict: bool = False  # raise what torch's class raises, also where the averages can be right
 
 
 class BucketOperations(Protocol):
@@ -49,18 +50,6 @@ class BucketOperations(Protocol):
     def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None: ...
     def launch(self, number: int) -> Any: ...
     def finish(self, number: int, work: Any, used: Used) -> None: ...
-
-
-def describe_parameter(parameter: torch.Tensor, name: str, sparse: bool) -> plan.ParameterInfo:
-    return plan.ParameterInfo(
-        name,
-        tuple(parameter.shape),
-        gradient_strides(parameter),
-        str(parameter.dtype),
-        str(parameter.device),
-        parameter.element_size(),
-        sparse,
-    )
 
 
 class BucketSender:
@@ -169,6 +158,14 @@ class BucketSender:
     def start_over(self) -> None:
         """Return to the first plan, which is made before any backward."""
         self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
+
+    def replace_parameters(
+        self, parameters: Sequence[torch.Tensor], names: Sequence[str], sparse: Sequence[bool]
+    ) -> None:
+        """Send the gradients of these parameters from now on."""
+        self.parameters = list(parameters)
+        self.facts = [describe_parameter(*one) for one in zip(parameters, names, sparse, strict=True)]
+        self.start_over()
 
     def make_plan(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
         return plan.rebuilt_plan(self.facts, arrival, limit or self._settings.limit, self.transport)

@@ -141,6 +141,29 @@ def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
     )
 
 
+def not_replanned(names: Sequence[str], rank: int, obstacle: str) -> RuntimeError:
+    return WrongUse(
+        f"The module was changed after it had been wrapped in DistributedDataParallel. On rank {rank}, requires_grad "
+        f"was set to True: {listed(names)}. Their gradients cannot be averaged with {obstacle}. Unfreeze them before "
+        "you wrap the module."
+    )
+
+
+def unfrozen_elsewhere(mine: Sequence[str], rank: int, theirs: Sequence[str], other: int) -> RuntimeError:
+    return WrongUse(
+        f"The ranks train different parameters: rank {rank} has unfrozen {listed(mine)}, but rank {other} has unfrozen "
+        f"{listed(theirs)}. Unfreeze the same parameters on all ranks, before the same forward."
+    )
+
+
+def unfrozen_alone(names: Sequence[str], rank: int, absent: Sequence[int], waited_s: float) -> RuntimeError:
+    return WrongUse(
+        f"Rank {rank} has unfrozen {listed(names)} after wrapping, but "
+        f"{'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))} did not do so within {waited_s:g} s. "
+        "Unfreeze the same parameters on all ranks, before the same forward."
+    )
+
+
 def different_plans(rank: int) -> RuntimeError:
     return WrongUse(
         f"The ranks have different bucket layouts (detected on rank {rank}), so gradients of different parameters "

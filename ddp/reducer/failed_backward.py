@@ -14,6 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp.reducer.bucket_sender import BucketSender
+    from ddp.reducer.reducer import Reducer
+    from ddp.reducer.round import Round
+
+
+def abandon(reducer: Reducer, seen: Round) -> None:
+    """Finish a backward that raised: send the buckets that other ranks may wait for, and keep the local gradients.
+
+    The caller holds the lock. Hooks of this backward may still run on other threads. They have no effect any more.
+    """
+    setup, sender = reducer.setup, reducer.sender
+    setup.failed_tasks = frozenset({*seen.tasks, reducer.end_task})
+    local = LocalGradients(reducer.parameters, sender)
+    reducer.take_part_in_rebuild()
+    try:
+        seen.complete()
+        reducer.average(seen)
+    finally:
+        reducer.round, reducer.end_task = None, -1
+        sender.step_ended()
+    setup.partly_averaged = local.restore()
+    reducer.round_over()
 
 
 class LocalGradients:

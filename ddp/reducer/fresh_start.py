@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp.groups import successors, wrappers
-from ddp.reducer import unowned_gradients
+from ddp.groups.reform_plan import CannotReform
+from ddp.reducer import replanning, unowned_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 def renew(wrapper: Any) -> None:
     """Let a `DistributedDataParallel` of ours start anew. CannotReform: the state of its hook cannot."""
+    if wrapper.__dict__.get(replanning.REPLANNED):
+        raise CannotReform(
+            "parameters were unfrozen after wrapping, and a replacement has wrapped its model without them"
+        )
     core: Reducer = wrapper.reducer.core
     groups = tuple(successors.of(group) for group in core.settings.groups)
     if wrapper.__dict__.get("_groups"):

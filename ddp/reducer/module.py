@@ -7,21 +7,30 @@ communication hooks, and the checks for changes of the wrapped module.
 
 from __future__ import annotations
 
-import inspect
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from ddp.groups import joining, wrappers
-from ddp.reducer import agreement, captured, compiled, dtypes, engine, errors, extensions, fresh_start, plan
+from ddp.reducer import (
+    agreement,
+    arguments,
+    captured,
+    compiled,
+    dtypes,
+    engine,
+    errors,
+    extensions,
+    fresh_start,
+    pickled,
+    plan,
+    replanning,
+)
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
-from ddp.reducer.grad_bucket import GradBucket
 from ddp.reducer.gradient_hooks import weakly
 from ddp.reducer.logging_data import Log
 from ddp.reducer.module_changes import ModuleCheck
@@ -34,16 +43,13 @@ from ddp.telemetry.comm_error import explaining
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch.distributed import ProcessGroup
-
-_TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
-
 
 class DistributedDataParallel(TorchDistributedDataParallel):
     """A replacement for torch.nn.parallel.DistributedDataParallel with the same arguments.
 
     `process_group` may also be a list of groups of the same ranks. Buckets then use the groups in turn. With
-    `bucket_cap_mb="auto"`, the first steps find the best bucket size.
+    `bucket_cap_mb="auto"`, the first steps find the best bucket size. With `strict=True`, a use that torch's class
+    refuses is an error also where the averages could be right.
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
@@ -52,10 +58,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     _delayed_is_sent: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = _TORCHS.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        chosen = dict(list(given.arguments.items())[1:])
-        self.__dict__["_groups"] = groups = _group_list(chosen["process_group"])
+        chosen, self.__dict__["_strict"] = arguments.bound(self, args, kwargs)
+        self.__dict__["_groups"] = groups = arguments.group_list(chosen["process_group"])
         if groups:
             chosen["process_group"] = groups[0]
         # torch's checks do not name the parameter and leave rank 0 waiting, so `_agree` replaces them.
@@ -63,9 +67,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_buffers_first"] = (
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
-        self.__dict__["_tunes_buckets"] = _wants_tuning(chosen)
+        self.__dict__["_tunes_buckets"] = arguments.wants_tuning(chosen)
         dtypes.check(chosen["module"], chosen["mixed_precision"])
-        _replace_deprecated(chosen)
+        arguments.replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
         compiled.hide_communication(DistributedDataParallel)
         torch_marks.install()
@@ -98,6 +102,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             as_views=self.gradient_as_bucket_view,
             skip_unused=getattr(self, "skip_all_reduce_unused_params", False),
             tuned=self.__dict__.get("_tunes_buckets", False),
+            strict=self.__dict__.get("_strict", False),
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
         captured.keep_memory(self.reducer.core)
@@ -108,6 +113,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
         self.reducer.core.wanted = _synchronizes(weakref.ref(self))
+        self.reducer.core.follow_module = weakly(self._follow_module)
         if self.__dict__.pop("_agrees_first", False) and not joining.is_alone():
             self._agree(static_graph)
         if self.mixed_precision is not None:
@@ -116,9 +122,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._averages_in_python:
             self.reducer._remove_autograd_hooks()
             compiled.forward_as_torch(self)
-        self._module_check = ModuleCheck(
-            self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
-        )
+        self._watch_module()
         self._open_log(static_graph)
         for attach in extensions.when_built:
             attach(self)
@@ -205,10 +209,18 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         state: dict[str, Any] = super().__getstate__()
         state.pop("_module_check", None)
         state.pop("_groups", None)
+        state.pop(replanning.REPLANNED, None)  # a copy is constructed with the parameters of now
+        state[pickled.KEY] = pickled.origin(self.process_group)
         compiled.forget_forward(state)
         return state
 
+    def _check_default_group(self) -> None:
+        """Permit any group: the pickle says which ranks it has."""
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        if (group := pickled.group_for(state.pop(pickled.KEY, None))) is not None:
+            state["process_group"] = group  # torch's method would take the default group
         super().__setstate__(state)
         if self._delay_all_reduce_params:  # copying a parameter does not copy its hooks
             self._delayed_to.register_hook(self._delayed_all_reduce_hook)
@@ -218,13 +230,25 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @explaining("the synchronization before a forward")
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
-            self._module_check.check(self.reducer.core.rank)
+            self._follow_module()
         self.reducer.core.sender.set_within_join(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             captured.check(self.reducer.core)
         return super()._pre_forward(*inputs, **kwargs)
+
+    def _watch_module(self) -> None:
+        """Note which parameters are averaged, to find those that are unfrozen or added later."""
+        averaged = [*self.reducer.core.parameters, *self._delay_all_reduce_params]
+        self._module_check = ModuleCheck(self.module, averaged, self.parameters_to_ignore)
+
+    def _follow_module(self) -> None:
+        """Also average the parameters that were unfrozen since the last forward. Under no_sync() this can wait."""
+        unfrozen = self._module_check.unfrozen(self.reducer.core.rank)
+        if unfrozen and self.require_backward_grad_sync:
+            replanning.replan(self, unfrozen)
+            self._watch_module()
 
     @explaining("the synchronization after a forward")
     def _post_forward(self, output: Any) -> Any:
@@ -298,7 +322,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer.register_comm_hook(state, hook)
 
     def _check_comm_hook(self, hook: Any) -> None:
-        if not (callable(hook) and _is_annotated_for_ours(hook)):
+        if not (callable(hook) and arguments.is_annotated_for_ours(hook)):
             super()._check_comm_hook(hook)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
@@ -324,53 +348,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
 
 
-DistributedDataParallel.__init__.__signature__ = _TORCHS  # type: ignore[attr-defined]
+DistributedDataParallel.__init__.__signature__ = arguments.signature()  # type: ignore[attr-defined]
 wrappers.renew_with(DistributedDataParallel, fresh_start.renew)
-
-
-def _wants_tuning(chosen: dict[str, Any]) -> bool:
-    cap = chosen["bucket_cap_mb"]
-    if not isinstance(cap, str):
-        return False
-    if cap != "auto":
-        raise WrongValue(
-            f'invalid bucket_cap_mb={cap!r}. Use a number of MiB, or "auto" to find the best size in the first steps'
-        )
-    if chosen.get("bucket_cap_mb_list"):
-        raise WrongValue('bucket_cap_mb="auto" and bucket_cap_mb_list cannot be used together. Remove one')
-    chosen["bucket_cap_mb"] = _TORCHS.parameters["bucket_cap_mb"].default
-    return True
-
-
-def _replace_deprecated(chosen: dict[str, Any]) -> None:
-    """Replace deprecated arguments. Warn at the caller's line: torch's warning would point into this file."""
-    if chosen["check_reduction"]:
-        _warn_deprecated("`check_reduction` is deprecated and has no effect. Remove it.")
-        chosen["check_reduction"] = False
-    if "forward_sync_buffers" not in chosen or chosen["broadcast_buffers"] is None:
-        return
-    if chosen["forward_sync_buffers"] is not None:
-        _warn_deprecated("`broadcast_buffers` has no effect if `forward_sync_buffers` is given. Remove it.")
-    else:
-        _warn_deprecated(
-            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`. With False, buffers are synchronized at "
-            "construction only, not before each forward."
-        )
-        chosen["forward_sync_buffers"] = chosen["broadcast_buffers"]
-    chosen["broadcast_buffers"] = None
-
-
-def _warn_deprecated(text: str) -> None:
-    warnings.warn(text, FutureWarning, stacklevel=4)
-
-
-def _is_annotated_for_ours(hook: Callable[..., Any]) -> bool:
-    """Whether the hook is annotated for this GradBucket. torch's check rejects this class and string annotations."""
-    signature = inspect.signature(hook)
-    bucket = signature.parameters.get("bucket")
-    promised = signature.return_annotation
-    fine = (inspect.Signature.empty, torch.futures.Future[torch.Tensor], "torch.futures.Future[torch.Tensor]")
-    return bucket is not None and bucket.annotation in (GradBucket, "GradBucket") and promised in fine
 
 
 def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], bool]:
@@ -379,18 +358,3 @@ def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], 
         return wrapper is None or wrapper.require_backward_grad_sync
 
     return answer
-
-
-def _group_list(process_group: Any) -> tuple[ProcessGroup, ...] | None:
-    if not isinstance(process_group, list | tuple):
-        return None
-    if not process_group:
-        raise WrongValue(
-            "invalid process_group: an empty list. Use at least one group, or remove the argument"
-        )
-    members = [dist.get_process_group_ranks(group) for group in process_group]
-    if any(ranks != members[0] for ranks in members):
-        raise WrongValue(
-            f"invalid process_group: its groups have different ranks, {members}. Use groups of the same ranks"
-        )
-    return tuple(process_group)

@@ -1,8 +1,9 @@
 """Check that the wrapped module still has the parameters that it had when it was wrapped.
 
-The gradient of a parameter that is unfrozen or added later would stay local. The check reads the frozen parameters
-before every forward, which is cheap. It walks the whole module only if any module of the process has registered a
-parameter or a child since the last walk.
+The gradient of a parameter that is unfrozen or added later would stay local. An unfrozen one gets a place in a bucket
+(`replanning`). An added one is an error: the ranks may have created it with different values. The check reads the
+frozen parameters before every forward, which is cheap. It walks the whole module only if any module of the process has
+registered a parameter or a child since the last walk.
 """
 
 from __future__ import annotations
@@ -57,10 +58,8 @@ class ModuleCheck:
             if id(parameter) not in self._averaged and name not in self._ignored
         ]
 
-    def check(self, rank: int) -> None:
-        unfrozen = [name for name, parameter in self._others if parameter.requires_grad]
-        if unfrozen:
-            raise errors.changed_module(unfrozen, rank, "requires_grad was set to True")
+    def unfrozen(self, rank: int) -> list[str]:
+        """Return the parameters that were unfrozen since. Raise if parameters were added."""
         if self._seen != _registrations:
             known = {id(parameter) for _, parameter in self._others}
             new = [(n, p) for n, p in self._unaveraged() if id(p) not in known]
@@ -68,3 +67,4 @@ class ModuleCheck:
                 raise errors.changed_module(added, rank, "parameters were added")
             self._others += new
             self._seen = _registrations
+        return [name for name, parameter in self._others if parameter.requires_grad]

@@ -30,3 +30,8 @@ def observe(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]
     arrived = set(seen.order)
     rest = [i for i in range(len(seen.counts)) if i not in arrived]
     return Observation(mode, (*seen.order, *rest), tuple(seen.counts))
+
+
+def unobserved(count: int) -> Observation:
+    """Return the settings of a rank that has not observed a backward of its `count` parameters."""
+    return Observation(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)

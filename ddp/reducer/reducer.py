@@ -5,10 +5,9 @@ As gradients arrive, the round gathers chunks of them into buckets, and launches
 At the end of the outermost backward it sends the buckets that are not full, with the gradients that they have, and
 waits for every bucket. Then `.grad` contains the averages.
 
-Every parameter is averaged at the end. A parameter without a new gradient contributes its old `.grad`, or zeros. The
-next forward raises an error with its name, as torch does, but the gradients of this step are right. A second backward
-of the same forward, or of an earlier one, is averaged too. This is correct: gradients from earlier averages are equal
-on all ranks, so another average does not change them.
+Every parameter is averaged at the end. A parameter without a new gradient contributes its old `.grad`, or zeros. A
+second backward of the same forward, or of an earlier one, is averaged too. This is correct: gradients from earlier
+averages are equal on all ranks, so another average does not change them. `lenient` has what torch would refuse.
 
 The first round only observes, and sends all buckets at its end. Before the next forward, rank 0 broadcasts the order in
 which its gradients arrived. All ranks derive a plan from it, and check that their plans are equal. After that,
@@ -21,15 +20,18 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddp.reducer import agreement, arrivals, engine, errors, extensions, plan, rpc_context, unowned_gradients
+from ddp.reducer import agreement, arrivals, engine, errors, extensions, lenient, plan, rpc_context
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.chunks import Mode, cut, sentinels
-from ddp.reducer.failed_backward import LocalGradients
+from ddp.reducer.failed_backward import abandon
 from ddp.reducer.gradient_hooks import GradientHooks, weakly, weakly_with
 from ddp.reducer.logging_data import Stopwatch
-from ddp.reducer.observation import Observation, observe
+from ddp.reducer.observation import observe, unobserved
 from ddp.reducer.round import Round, Setup, new_round
+from ddp.reducer.unowned_gradients import arrived as without_round
+from ddp.reducer.unowned_gradients import own
 from ddp.reducer.unused import GraphSearch, Usage
+from ddp.reducer.unwatched_gradients import watch
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddp.reducer.bucket_sender import Settings
+    from ddp.reducer.observation import Observation
     from ddp.reducer.unowned_gradients import Guarded
 
 _NONE_UNUSED: frozenset[int] = frozenset()
@@ -77,6 +80,7 @@ class Reducer:
         # Called on all ranks at the end of each averaged step. The listeners may communicate and may raise.
         self.at_round_over: list[Callable[[], None]] = []
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
+        self.follow_module: Callable[[], None] = lambda: None  # before gradients past a forward are averaged
         self.hooks = GradientHooks(self.parameters, self.setup.arrivals)
         self.without_hooks = False
         self.round: Round | None = None
@@ -84,19 +88,20 @@ class Reducer:
         self.forget()
         self._observed: Observation | None = None
         self._lacking: set[int] | None = None
-        self._graph = GraphSearch(self.hooks.accumulators)
+        self.graph = GraphSearch(self.hooks.accumulators)
         # Other reducers that share parameters, and the mode to restore when they are gone.
         self._sharing: Sequence[weakref.ref[Guarded]] = ()
         self._cut()
         if settings.groups[0].size() > 1:  # a single rank cannot diverge from others
-            unowned_gradients.own(self, self.parameters)
+            own(self, self.parameters)
+            watch(self)
         self.hooks.watch_all()
 
     def forget(self) -> None:
         """Forget the last backward, and what was observed in earlier ones."""
         self.previous: Round | None = None
         self.synchronizes = self.graph_is_static = True
-        self.stray_task = self._end_task = -1
+        self.stray_task = self.end_task = -1
         self.agreed_order: Sequence[int] = ()
         self.own_order: tuple[int, ...] = ()
         self._n_observed = 0
@@ -118,18 +123,18 @@ class Reducer:
 
     # --- before a forward --------------------------------------------------------------------------
 
-    def _within_own_backward(self) -> bool:
+    def within_own_backward(self) -> bool:
         """Whether activation checkpointing runs the forward again during the backward. It is part of the same step."""
         seen = self.round
         running = seen is not None and seen.end_known and not seen.ended
-        return running and engine.current_task() == self._end_task
+        return running and engine.current_task() == self.end_task
 
     def rebuild_buckets(self) -> bool:
         """Before a forward, check the previous backward and apply its observation.
 
         Return whether buckets were rebuilt.
         """
-        if self._within_own_backward():
+        if self.within_own_backward():
             return False
         self.check_finished()
         self._check_sharers()
@@ -149,7 +154,7 @@ class Reducer:
         return rebuild
 
     def prepare_for_forward(self) -> None:
-        if self._within_own_backward():
+        if self.within_own_backward():
             return
         self.stopwatch.next_iteration()
         self.stopwatch.mark("forward_start")
@@ -162,31 +167,31 @@ class Reducer:
         with self.setup.lock:
             seen, lacking, self._lacking = self.round, self._lacking, None
             if seen is not None and seen.begun and not seen.end_known:
-                self.round = None
-                lacking = {i for i, count in enumerate(seen.counts) if not count}
-            elif seen is not None and seen.is_unfinished:
-                self._abandon(seen)
+                self.round = None  # gradients arrived, but the backward never reached an output
+                raise self.setup.unfinished([i for i, count in enumerate(seen.counts) if not count])
+            if seen is not None and seen.is_unfinished:
+                abandon(self, seen)
                 return
         if lacking and not self.setup.looks_for_unused:
-            raise self.setup.unfinished(sorted(lacking))
+            lenient.accept_lacking(self.setup, sorted(lacking))
 
     # --- before a backward -------------------------------------------------------------------------
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        if self._within_own_backward():
+        if self.within_own_backward():
             return
         unused = self._search(outputs) if self.setup.looks_for_unused else _NONE_UNUSED
         if self.round is not None and self.setup.looks_for_unused and self.round.searched:
             unused &= self.round.unused  # two forwards, then one backward of both
         self._lacking = None
         self.synchronizes = True
-        self._begin_round(unused).searched = bool(outputs)
+        self.begin_round(unused).searched = bool(outputs)
         self.stopwatch.mark("backward_start")
 
     def _search(self, outputs: Sequence[torch.Tensor]) -> frozenset[int]:
-        return self._graph.unused(outputs) if self.setup.trust_graph else _NONE_UNUSED
+        return self.graph.unused(outputs) if self.setup.trust_graph else _NONE_UNUSED
 
-    def _begin_round(self, unused: frozenset[int]) -> Round:
+    def begin_round(self, unused: frozenset[int]) -> Round:
         self.round = new_round(self.setup, unused)
         self.round.usage = self._used_at_first
         return self.round
@@ -202,7 +207,7 @@ class Reducer:
 
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Hook the outputs, to learn when a backward of this forward begins and in which task of the engine."""
-        if self._within_own_backward():
+        if self.within_own_backward():
             return
         seen = self.round
         if seen is not None and not seen.searched and self.setup.looks_for_unused:
@@ -211,22 +216,26 @@ class Reducer:
         if seen is not None:
             seen.context = context
         for output in (each for each in outputs if each.grad_fn is not None):
-            output.register_hook(partial(self._reached, unused, context))
+            output.register_hook(partial(self._reached, self.hooks, unused, context))
 
     # --- during a backward -------------------------------------------------------------------------
 
-    def _reached(self, unused: frozenset[int], context: int | None, _gradient: torch.Tensor) -> None:
+    def _reached(
+        self, hooks: GradientHooks, unused: frozenset[int], context: int | None, _gradient: torch.Tensor
+    ) -> None:
         """The backward has reached an output of a forward. Outputs on two devices are reached on two threads."""
         with self.setup.lock:
             if self.round is not None and self.round.is_unfinished:
                 self.round.queue.wait_for_launcher()  # other threads may change the round meanwhile
-            if (task := engine.current_task()) == self._end_task:
+            if (task := engine.current_task()) == self.end_task:
                 return
-            seen = self.round or self._begin_round(unused)
-            if seen.is_unfinished:
-                self._abandon(seen)  # its backward raised, and another one has begun
-                seen = self._begin_round(unused)
-            self._end_task = task
+            if self.round is not None and self.round.is_unfinished:
+                abandon(self, self.round)  # its backward raised, and another one has begun
+            if lenient.left_local(self):
+                return
+            # After a forward, parameters may have been replaced. Then the numbers of its unused ones are wrong.
+            seen = self.round or self.begin_round(unused if hooks is self.hooks else _NONE_UNUSED)
+            self.end_task = task
             seen.end_known, seen.ended = True, False
             if not seen.begun:
                 seen.before, seen.context = self.setup.baseline(), context
@@ -234,28 +243,29 @@ class Reducer:
 
     def arrived(self, index: int) -> None:
         """Record that a gradient has been added to `.grad` of a watched parameter."""
-        if (seen := self.round) is not None:
+        if not lenient.left_local(self) and (seen := self.round) is not None:
             seen.gradient_arrived(index)
         elif not self.setup.in_failed_backward():
             self.setup.used_between.add(index)
-            unowned_gradients.arrived(self, index)
+            without_round(self, index, lenient.past_forward(self))
 
     def _chunk_complete(self, number: int) -> None:
         if (seen := self.round) is not None:
             seen.chunk_complete(number)
 
     def _sentinel_arrived(self, number: int) -> None:
-        if (seen := self.round) is not None:
+        if not lenient.left_local(self) and (seen := self.round) is not None:
             seen.sentinel_arrived(number)
         elif not self.setup.in_failed_backward():
-            unowned_gradients.arrived(self, self.setup.chunks[number].members[-1])
+            last = self.setup.chunks[number].members[-1]
+            without_round(self, last, lenient.past_forward(self))
 
     # --- after a backward --------------------------------------------------------------------------
 
     @explaining("the averaging of gradients")
     def _backward_ended(self) -> None:
         seen, setup = self.round, self.setup
-        self._end_task, task = -1, self._end_task
+        self.end_task, task = -1, self.end_task
         if seen is None:
             return
         seen.ended = True
@@ -269,14 +279,14 @@ class Reducer:
                 lacking = seen.missing()
                 seen.complete()
                 late = self.sender.late if self.mode is Mode.SENTINEL else None
-                self._average(seen)
+                self.average(seen)
         finally:
             self.graph_is_static &= not seen.changed_order(self.previous)
             self.round, self.previous = None, seen
             seen.release()
             self.sender.step_ended()
             self.stopwatch.step_ended()
-        self._round_over()
+        self.round_over()
         if missed:
             raise setup.record_error(errors.forward_outside_context(self.rank))
         if without:
@@ -285,12 +295,12 @@ class Reducer:
             raise setup.unexpected(late)
         self._observe(seen, task, lacking)
 
-    def _average(self, seen: Round) -> None:
+    def average(self, seen: Round) -> None:
         seen.average()
         if self.setup.static_graph and self.mode is Mode.OBSERVE:
             self._used_at_first = seen.usage
 
-    def _round_over(self) -> None:
+    def round_over(self) -> None:
         for listener in tuple(self.at_round_over):
             listener()
 
@@ -302,25 +312,7 @@ class Reducer:
     def take_part_in_rebuild(self) -> None:
         """Let a rank that has not observed a backward take part in the rebuild. On rank 0 any order is acceptable."""
         if self.should_rebuild and self._observed is None:
-            count = len(self.parameters)
-            self._observed = Observation(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)
-
-    def _abandon(self, seen: Round) -> None:
-        """Finish a backward that raised: send the buckets that other ranks may wait for, and keep the local gradients.
-
-        The caller holds the lock. Hooks of this backward may still run on other threads. They have no effect any more.
-        """
-        self.setup.failed_tasks = frozenset({*seen.tasks, self._end_task})
-        local = LocalGradients(self.parameters, self.sender)
-        self.take_part_in_rebuild()
-        try:
-            seen.complete()
-            self._average(seen)
-        finally:
-            self.round, self._end_task = None, -1
-            self.sender.step_ended()
-        self.setup.partly_averaged = local.restore()
-        self._round_over()
+            self._observed = unobserved(len(self.parameters))
 
     # --- which buckets, and which hooks ------------------------------------------------------------
 
@@ -371,6 +363,11 @@ class Reducer:
         self._cut()
         self.without_hooks = True
         self.hooks.remove()
+
+    def watch_every_parameter(self) -> None:
+        """Keep a hook on every parameter from now on."""
+        self._mode_alone, self._n_observed = Mode.COUNT, _MAX_OBSERVED
+        self._watch_as(Mode.COUNT)
 
     def _watch_as(self, mode: Mode) -> None:
         self.setup.mode = mode

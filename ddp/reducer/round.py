@@ -60,6 +60,7 @@ class Setup:
     partly_averaged: Sequence[tuple[int, torch.Tensor, int]] = ()
     # The engine's tasks of the last backward that raised. Its hooks may still run on other threads.
     failed_tasks: frozenset[int] = frozenset()
+    said_lacking: bool = False  # the warning about parameters without a gradient
     log: Callable[[], Log | None] = staticmethod(lambda: None)
     # Guards the reducer and its round. A hook may run code that calls another hook, so it is reentrant.
     lock: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 _rpc_is_used: Callable[[], bool] = torch_api.get(torch_names.RPC_IS_USED) if is_available() else bool
 
 
+def is_used() -> bool:
+    """Whether the script has started RPC."""
+    return _rpc_is_used()
+
+
 def current() -> int | None:
     """Return the context of this thread, or None."""
     if not _rpc_is_used():

@@ -1,11 +1,12 @@
 """Gradients that do not come from a forward of a wrapped module.
 
-No reducer averages the gradients of `module.module(x).backward()`. The same holds for a parameter that is used
-outside the forward, in a separate backward. The replicas would silently diverge, so this is an error, unless
+The gradients of `module.module(x).backward()` belong to no round. The same holds for a parameter that is used outside
+the forward, in a separate backward. The replicas would silently diverge, so the reducer averages them when the backward
+ends, or raises (`strict=True`), unless
 
 - the script asked for local gradients with `no_sync()`;
 - another wrapper of the same parameters averages in this backward;
-- another, newer wrapper has the same parameters: then only the newest wrapper raises.
+- another, newer wrapper has the same parameters: then only the newest wrapper averages or raises.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ddp.reducer import engine, errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -49,7 +50,7 @@ def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
     reference = weakref.ref(reducer)
     others: dict[int, Guarded] = {}
     for parameter in parameters:
-        living = [known for known in _reducers.get(parameter, ()) if known() is not None]
+        living = [known for known in _reducers.get(parameter, ()) if known() not in (None, reducer)]
         others.update((id(other), other) for known in living if (other := known()) is not None)
         _reducers[parameter] = [*living, reference]
     for other in others.values():
@@ -72,7 +73,8 @@ def serve(task: int) -> None:
     _served.append(task)
 
 
-def arrived(reducer: Guarded, index: int) -> None:
+def arrived(reducer: Guarded, index: int, average: Callable[[], None] | None) -> None:
+    """Handle a gradient without a round. `average` runs when the backward ends; None: that is an error."""
     task = engine.current_task()
     meant = not reducer.synchronizes or not reducer.wanted()
     if meant or task in _served or task == reducer.stray_task:
@@ -81,9 +83,11 @@ def arrived(reducer: Guarded, index: int) -> None:
         return
     reducer.stray_task = task
 
-    def complain() -> None:
-        # A reducer may have begun a round later in the same backward.
-        if task not in _served:
+    def end() -> None:
+        if task in _served:  # a reducer has begun a round later in the same backward
+            return
+        if average is None:
             raise errors.outside([reducer.names[index]], reducer.rank)
+        average()
 
-    engine.when_it_ends(complain)
+    engine.when_it_ends(end)

@@ -1,4 +1,11 @@
-"""Find the parameters that a backward from given outputs cannot reach, and those that any rank used."""
+"""Find the parameters that a backward from given outputs cannot reach, and those that any rank used.
+
+With `find_unused_parameters`, the ranks exchange which parameters they used (`Usage`). Without it they exchange
+nothing more, because nearly every step uses everything. A rank without a gradient then sends -0.0 in its place. The
+sum of -0.0 is -0.0 if every rank sends it, and +0.0 or another number if one rank has a gradient. So a rank that did
+not use a parameter sees in the average whether another rank did. If a communication hook loses the sign, the rank
+takes a parameter that no rank used for one with a gradient of 0, on all ranks alike.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +28,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ddp")
 # An output may be any object. The search for its tensors stops at this depth.
 _DEEPEST = 6
+# What a rank without a gradient contributes to the sum.
+ABSENT = -0.0
+# The names of the graph's nodes that run a backward of their own: the search does not see what that one reaches.
+_NESTING = "CheckpointFunctionBackward"
 _NOT_OUTPUTS = (str, bytes, int, float, complex, type, torch.nn.Module)
 
 
@@ -69,6 +80,8 @@ class GraphSearch:
             return frozenset()
         with record_function("torch.distributed.ddp.reducer::search_unused_parameters"):
             unused = unreachable(outputs, self._accumulators)
+        if unused is None:
+            return frozenset()
         if not unused and not self._warned:
             self._warned = True
             _log.warning(
@@ -78,17 +91,21 @@ class GraphSearch:
         return unused
 
 
-def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int]:
-    """Return the indices of the accumulators that the autograd graph does not reach from the outputs."""
+def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int] | None:
+    """Return the indices of the accumulators that the autograd graph does not reach from the outputs.
+
+    None: unknown, because the graph has reentrant checkpoints. Their layers are not in the graph of the outputs.
+    """
     sought = {accumulator: i for i, accumulator in enumerate(accumulators)}
     missing = set(range(len(accumulators)))
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
     # An output may be a parameter itself.
     leaves = [output for output in outputs if output.grad_fn is None and output.requires_grad]
     stack += [accumulator(leaf) for leaf in leaves]
-    seen = set(stack)
+    seen, kinds = set(stack), set()
     while stack and missing:
         node = stack.pop()
+        kinds.add(type(node))
         index = sought.get(node)
         if index is not None:
             missing.discard(index)
@@ -96,6 +113,8 @@ def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) ->
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
+    if missing and any(kind.__name__ == _NESTING for kind in kinds):
+        return None
     return frozenset(missing)
 
 
@@ -153,8 +172,8 @@ class UsedMembers:
         parameter = self._parameters[index]
         if not self._sent or not parameter.requires_grad:
             return False
-        if self._usage is None:  # ranks did not exchange usage; a zero average means that no rank used it
-            return parameter.grad is not None or bool(average.any())
+        if self._usage is None:
+            return parameter.grad is not None or not _is_absent(average)
         return self._usage[index]
 
     def includes_all(self, members: Sequence[int]) -> bool:
@@ -165,3 +184,11 @@ class UsedMembers:
             and all(self._parameters[i].requires_grad for i in indices)
             and (usage is None or all(map(usage.was_used_here, indices)))
         )
+
+
+def _is_absent(average: torch.Tensor) -> bool:
+    """Whether no rank had a gradient, if the ranks did not exchange usage. Reading it waits for the device."""
+    if average.is_sparse:
+        return average._values().numel() == 0
+    number = torch.view_as_real(average)[..., 0] if average.is_complex() else average
+    return bool(((number == 0) & torch.signbit(number)).all())

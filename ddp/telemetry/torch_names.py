@@ -178,6 +178,7 @@ _OVERRIDDEN = (
     Name(_DDP, "_match_all_reduce_for_bwd_pass", Use.OVERRIDDEN, f"join() of {_REDUCER}", ("self",)),
     Name(_DDP, "_match_unused_params_allreduce", Use.OVERRIDDEN, f"join() of {_REDUCER}", ("self",)),
     Name(_DDP, "_assign_modules_buffers", Use.OVERRIDDEN, "buffers of one byte, such as FP8", ("self",)),
+    Name(_DDP, "_check_default_group", Use.OVERRIDDEN, f"pickles of {_REDUCER}", ("self",)),
     Name(_DDP, "_check_comm_hook", Use.OVERRIDDEN, "communication hooks", ("self", "hook")),
     Name(_DDP, "_root_copy_hook", Use.OVERRIDDEN, "mixed precision on an accelerator", ("self",)),
     Name(_DDP, "_register_builtin_comm_hook", Use.OVERRIDDEN, "built-in hooks", ("self", "comm_hook_type")),

@@ -89,7 +89,7 @@ def begin_backward(reducer: Reducer) -> Round:
     """A round whose end is reported by the test."""
     for parameter in reducer.parameters:
         parameter.grad = None
-    started = reducer._begin_round(frozenset())
+    started = reducer.begin_round(frozenset())
     started.end_known = True
     return started
 

@@ -122,7 +122,7 @@ def test_the_reducer_is_called_once_per_chunk(
 ) -> None:
     monkeypatch.setattr(arrivals, "new", kind)
     group = FakeGroup()
-    reducer = reducer_of(parameters_of([1] * 12), group, bucket_bytes=16)
+    reducer = reducer_of(parameters_of([1] * 12), group, bucket_bytes=16, strict=True)
     calls: list[int] = []
     arrived = type(reducer).arrived
     monkeypatch.setattr(type(reducer), "arrived", lambda self, i: (calls.append(i), arrived(self, i)))

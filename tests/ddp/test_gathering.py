@@ -19,7 +19,7 @@ BUCKET_BYTES = 1024
 
 def backward(reducer: Reducer, grads: Sequence[float | None]) -> None:
     """Add to `.grad` in place, as autograd does if it exists."""
-    started = reducer._begin_round(frozenset())
+    started = reducer.begin_round(frozenset())
     started.end_known = True
     started.before = reducer.setup.baseline()
     for i, value in enumerate(grads):
@@ -99,7 +99,7 @@ def test_some_members_have_no_gradient() -> None:
 def test_a_gradient_with_a_graph_is_averaged_as_well() -> None:
     """backward(create_graph=True)"""
     reducer = reducer_of(parameters_of(SIZES), FakeGroup(), bucket_bytes=BUCKET_BYTES)
-    started = reducer._begin_round(frozenset())
+    started = reducer.begin_round(frozenset())
     started.end_known = True
     for i, parameter in enumerate(reducer.parameters):
         parameter.grad = parameter * 0 + float(i + 1)

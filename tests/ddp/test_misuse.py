@@ -30,7 +30,7 @@ class Choosing(nn.Module):
 
 
 def unused(rank: int, use: tuple[str, str]) -> None:
-    wrapped = DistributedDataParallel(Choosing())
+    wrapped = DistributedDataParallel(Choosing(), strict=True)
     wrapped.module.use = use[rank]
     loss_of(wrapped, batch(rank)).backward()
     grads = [None if p.grad is None else p.grad.clone() for p in wrapped.parameters()]
@@ -47,27 +47,27 @@ def unused(rank: int, use: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("use", [("left", "left"), ("left", "right")])
-def test_unused_parameters_are_named_and_leave_no_gradient_local(
+def test_a_strict_wrapper_names_unused_parameters_and_leaves_no_gradient_local(
     two_ranks: Ranks, use: tuple[str, str]
 ) -> None:
     two_ranks(unused, use)
 
 
 def outside(rank: int) -> None:
-    wrapped = DistributedDataParallel(mlp())
+    wrapped = DistributedDataParallel(mlp(), strict=True)
     loss_of(wrapped, batch(rank)).backward()
     with pytest.raises(RuntimeError, match=r"rank \d .*4\.\w+.* Call the wrapped model itself"):
         loss_of(wrapped.module, batch(rank)).backward()
     with wrapped.no_sync():
         loss_of(wrapped.module, batch(rank)).backward()
-    newer = DistributedDataParallel(wrapped.module)
+    newer = DistributedDataParallel(wrapped.module, strict=True)
     newer.zero_grad()
     loss_of(newer, batch(rank)).backward()
     close(gradients(newer), expected(newer.module, 2))
     loss_of(wrapped, batch(rank)).backward()
 
 
-def test_a_backward_past_the_wrapper_is_an_error_unless_it_is_meant(two_ranks: Ranks) -> None:
+def test_a_backward_past_a_strict_wrapper_is_an_error_unless_it_is_meant(two_ranks: Ranks) -> None:
     two_ranks(outside)
 
 
@@ -176,7 +176,7 @@ def test_an_exception_in_a_backward_does_not_spoil_the_next(
 def changed(rank: int) -> None:
     module = mlp()
     module[2].requires_grad_(False)
-    wrapped = DistributedDataParallel(module)
+    wrapped = DistributedDataParallel(module, strict=True)
     loss_of(wrapped, batch(rank)).backward()
     module[2].requires_grad_(True)
     with pytest.raises(RuntimeError, match=rf"rank {rank}.*requires_grad.*2.weight, 2.bias"):
@@ -192,7 +192,7 @@ def changed(rank: int) -> None:
         wrapped(batch(rank))
 
 
-def test_parameters_may_be_frozen_but_not_unfrozen_or_added(two_ranks: Ranks) -> None:
+def test_parameters_may_be_frozen_but_not_unfrozen_if_it_is_strict_nor_added(two_ranks: Ranks) -> None:
     two_ranks(changed)
 
 

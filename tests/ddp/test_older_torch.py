@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from ddp import DistributedDataParallel
-from ddp.reducer import module
+from ddp.reducer import arguments as of_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchDistributedDataParallel, "__init__", __init__)
     monkeypatch.setattr(TorchDistributedDataParallel, "forward_sync_buffers", Hidden(), raising=False)
     monkeypatch.setattr(TorchDistributedDataParallel, "broadcast_buffers", Kept(), raising=False)
-    monkeypatch.setattr(module, "_TORCHS", older)
+    monkeypatch.setattr(of_wrapper, "_TORCHS", older)
 
 
 @pytest.mark.usefixtures("alone", "older_torch")

@@ -158,10 +158,10 @@ SHELL = {
         ),
         *within(
             "reducer",
-            "agreement arrivals baseline bucket bucket_sender captured chunks clock collectives compiled dtypes "
-            "engine extensions failed_backward fresh_start grad_bucket gradient_hooks host_copy launch_queue "
-            "logging_data module module_changes observation partial_sums reducer round rpc_context streams "
-            "torch_reducer unowned_gradients unused",
+            "agreement arguments arrivals baseline bucket bucket_sender captured chunks clock collectives compiled "
+            "dtypes engine extensions failed_backward fresh_start grad_bucket gradient_hooks host_copy launch_queue "
+            "lenient logging_data module module_changes observation partial_sums pickled reducer replanning round "
+            "rpc_context streams torch_reducer unowned_gradients unused unwatched_gradients",
         ),
         *within("sharding", "arguments sharded_buckets sharded_optimizer whole_state"),
         *within(

@@ -72,6 +72,18 @@ def same_start(make: Callable[[], nn.Module]) -> nn.Module:
     return make()
 
 
+@better(torch="raised RuntimeError in the second step", ours=RIGHT)
+def an_output_left_out_in_every_step(trial: Trial) -> None:
+    module = same_start(Two)
+    with Course(trial, module) as course:
+        model = trial.wrap(module)
+        for step in ("first", "second", "third"):
+            course.point = f"the {step} step"
+            model.zero_grad()
+            square(model(trial.data(3, 4))[0]).backward()
+        course.ends(module, lambda m, rank: square(m(trial.data(3, 4, rank=rank))[0]).backward())
+
+
 @better(torch=SILENT, ours=RIGHT)
 def the_step_in_which_a_parameter_is_first_unused(trial: Trial) -> None:
     """Without find_unused_parameters: the error comes with the next forward, this step's gradients are whole."""
@@ -137,7 +149,7 @@ def two_backwards_of_one_forward(trial: Trial) -> None:
         course.ends(module, work)
 
 
-@better(torch=SILENT, ours=(RIGHT, "raised RuntimeError in backward"))
+@better(torch=SILENT, ours=RIGHT)
 def two_forwards_then_their_backwards(trial: Trial) -> None:
     module = same_start(Mlp)
 
@@ -165,7 +177,7 @@ class Repeated(nn.Module):
         return out
 
 
-@better(torch=(SILENT, "raised RuntimeError in backward"), ours=(RIGHT, "raised RuntimeError in backward"))
+@better(torch=(SILENT, "raised RuntimeError in backward"), ours=RIGHT)
 def a_layer_checkpointed_twice_and_reentrant(trial: Trial) -> None:
     module = same_start(Repeated)
 
@@ -179,7 +191,7 @@ def a_layer_checkpointed_twice_and_reentrant(trial: Trial) -> None:
         course.ends(module, work)
 
 
-@better(torch="raised RuntimeError in backward", ours=(RIGHT, "raised RuntimeError in backward"))
+@better(torch="raised RuntimeError in backward", ours=RIGHT)
 def checkpointed_twice_with_find_unused(trial: Trial) -> None:
     module = same_start(Repeated)
 
@@ -318,10 +330,7 @@ def outputs_in_an_object_with_a_static_graph(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, step=1, rank=rank)).out).backward())
 
 
-@better(
-    torch=(),
-    ours=("raised RuntimeError in backward", "raised RuntimeError in the next forward", RIGHT),
-)
+@better(torch=(), ours=RIGHT)
 def layers_that_depend_on_the_rank(trial: Trial) -> None:
     """Without find_unused_parameters, ranks use different layers: torch ends the process, or waits for ever."""
     module = same_start(SometimesUnused)
@@ -339,9 +348,7 @@ def layers_that_depend_on_the_rank(trial: Trial) -> None:
         course.ends(module, work)
 
 
-@better(
-    torch="raised RuntimeError in the next forward", ours=(RIGHT, "raised RuntimeError in the next forward")
-)
+@better(torch="raised RuntimeError in the next forward", ours=RIGHT)
 def frozen_after_wrapping(trial: Trial) -> None:
     module = same_start(Mlp)
     with Course(trial, module) as course:
@@ -356,7 +363,7 @@ def frozen_after_wrapping(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(4, 8, step=1, rank=rank))).backward())
 
 
-@better(torch=SILENT, ours=(RIGHT, "raised RuntimeError in forward"), says={"outcome": [r"layers\.0"]})
+@better(torch=SILENT, ours=RIGHT)
 def thawed_after_wrapping(trial: Trial) -> None:
     module = same_start(Mlp)
     module.layers[0].requires_grad_(False)  # type: ignore[index]
@@ -369,7 +376,7 @@ def thawed_after_wrapping(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(4, 8, rank=rank))).backward())
 
 
-@better(torch=SILENT, ours=(RIGHT, "raised RuntimeError in forward"), says={"outcome": ["added"]})
+@better(torch=SILENT, ours="raised RuntimeError in forward", says={"outcome": ["added"]})
 def added_after_wrapping(trial: Trial) -> None:
     module = same_start(lambda: nn.Sequential(nn.Linear(4, 4)))
     with Course(trial, module) as course:
@@ -382,7 +389,7 @@ def added_after_wrapping(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, rank=rank))).backward())
 
 
-@better(torch=SILENT, ours=(RIGHT, "raised RuntimeError in backward"))
+@better(torch=SILENT, ours=RIGHT)
 def the_inner_module_called_directly(trial: Trial) -> None:
     module = same_start(Mlp)
     with Course(trial, module) as course:
@@ -392,7 +399,7 @@ def the_inner_module_called_directly(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(4, 8, rank=rank))).backward())
 
 
-@better(torch="raised RuntimeError in pickling", ours=(RIGHT, "raised RuntimeError in pickling"))
+@better(torch="raised RuntimeError in pickling", ours=RIGHT)
 def pickled_with_a_group_of_its_own(trial: Trial) -> None:
     """It comes back on the default group, as one would expect of a file."""
     module = same_start(Mlp)

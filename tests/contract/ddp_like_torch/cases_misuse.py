@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     says={"second forward": [r"layers\.1\.weight", r"layers\.3\.bias", "find_unused_parameters", r"rank"]},
 )
 def unused_without_the_flag(trial: Trial, given: dict[str, Any]) -> None:
-    model = trial.wrap(SometimesUnused(), **given)
+    model = trial.wrap_strictly(SometimesUnused(), **given)
     trial.attempt("first step", lambda: square(model(trial.data(3, 6), used=(0, 2))).backward())
     trial.attempt("second forward", lambda: model(trial.data(3, 6, step=1), used=(0, 2)))
 
@@ -37,7 +37,7 @@ def an_output_left_out_without_the_flag(trial: Trial) -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return self.a(x), self.b(x)
 
-    model = trial.wrap(Two())
+    model = trial.wrap_strictly(Two())
     trial.attempt("first step", lambda: square(model(trial.data(3, 4))[0]).backward())
     trial.attempt("second forward", lambda: model(trial.data(3, 4)))
 

@@ -121,11 +121,7 @@ class Replayed(torch.autograd.Function):
         return None, None, *torch.autograd.grad(out, copies, gradient)
 
 
-@better(
-    torch="silently wrong",
-    ours="raised RuntimeError in the second backward",
-    says={"outcome": ["did not run through the DistributedDataParallel wrapper"]},
-)
+@better(torch="silently wrong", ours=RIGHT)
 def a_wrapper_whose_forward_is_a_graph(trial: Trial) -> None:
     """The first backward after the capture is averaged: its forward was the last one of the capture."""
     module = same_start(lambda: nn.Linear(4, 4))

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+import ddp
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -53,13 +55,14 @@ class CpuStandsIn(TorchFunctionMode):
 
 
 def on_the_cpu(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The class, without the device ids that belong to GPUs."""
+    """The class, without the device ids that belong to GPUs. These tests expect the errors that torch documents."""
+    strict = {"strict": True} if kind is ddp.DistributedDataParallel else {}
 
     class OnTheCpu(kind):  # type: ignore[misc, valid-type]
         def __init__(
             self, module: Any, device_ids: Any = None, output_device: Any = None, **options: Any
         ) -> None:
-            super().__init__(module, **options)
+            super().__init__(module, **options, **strict)
 
     # Found under that name by pickle.
     OnTheCpu.__name__ = OnTheCpu.__qualname__ = kind.__name__

@@ -92,6 +92,10 @@ class Trial:
     def wrap(self, module: torch.nn.Module, **options: Any) -> Any:
         return self.DDP(module, **options)
 
+    def wrap_strictly(self, module: torch.nn.Module, **options: Any) -> Any:
+        """For what torch's class refuses: ours averages it, unless it is told to be as strict."""
+        return self.wrap(module, **options, **({"strict": True} if self.side == "ours" else {}))
+
     def data(
         self, *shape: int, step: int = 0, dtype: torch.dtype = torch.float32, rank: int | None = None
     ) -> torch.Tensor:
