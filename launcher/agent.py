@@ -54,7 +54,7 @@ from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report, Started
 from launcher.template.messages import Swept as ZygoteSwept
-from launcher.wiring import Parts, Shell, begin_preflight, build_parts
+from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, open_journal
 from rendezvous.signals import SignalWatch
 from rendezvous.values.events import AgentStopped, Refused
 from rendezvous.values.types import StoreAddress
@@ -119,8 +119,9 @@ class Agent:
         self._watch_stop_signals()
         preflight = begin_preflight(self._shell)
         incarnation = f"{os.getpid()}-{time.time_ns():x}"
+        session = open_session(self._spec, incarnation, self._shell.journals)
         try:
-            connection = await unless_stopped(open_session(self._spec, incarnation), self._events)
+            connection = await unless_stopped(session, self._events)
         except CannotConnect as error:
             return await self._end(Finish(error.exit_code, f"error: {error}", code=error.code))
         if isinstance(connection, StopRequested):
@@ -162,10 +163,12 @@ class Agent:
         await self._parts.connection.leave()
 
     async def _consume(self) -> Finish:
+        record = open_journal(self._shell, self._parts.connection, self._state)
         while True:
             event = await self._events.get()
             before = self._state
             self._state, actions = supervision.step(before, event)
+            record(event, actions, self._state)
             self._parts.time.update(event, before, self._state)
             self._shell.announcer.update(event, before, self._state, actions)
             self._shell.status.update(self._state, event)
@@ -377,8 +380,7 @@ class Agent:
         farewell = self._farewell(finish)
         showing = asyncio.ensure_future(farewell.show_output())
         await self._zygotes.ended()
-        if leave is not None:
-            await leave()
+        await leave_and_close(self._shell, finish, leave)
         exit_code = await farewell.tell(await showing)
         await asyncio.to_thread(self._shell.announcer.close)
         self._signals.close()  # one more Ctrl-C must not change the exit code

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+# At run time, not for the checker only: journals are written and read by these annotations.
+from rendezvous.values.error_codes import Code  # noqa: TC001
 from rendezvous.values.events import FromAgent, ToAgent
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from rendezvous.values.error_codes import Code
-    from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress
+from rendezvous.values.rank_report import RankReport  # noqa: TC001
+from rendezvous.values.text_limits import Sentence  # noqa: TC001
+from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress  # noqa: TC001
 
 
 class Grace(StrEnum):
@@ -38,7 +37,7 @@ class StoreFailed:
     """The requested port is not available."""
 
     generation: int
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class StoreLost:
     """The store of this generation, which this node keeps, has ended."""
 
     generation: int
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class StoreReached:
     """Whether this node can connect to the store: `problem` has the reason if not, and is empty if it can."""
 
     generation: int
-    problem: str = ""
+    problem: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class CannotHeal:
 
     generation: int
     local_rank: int
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class CheckpointOver:
 class Isolated:
     """The service is unreachable and the ranks make no progress, both for `--isolation-timeout`."""
 
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ class ZygoteReplaced:
     Comes after their `RankEnded`, with a new zygote running.
     """
 
-    reason: str
+    reason: Sentence
     exit_code: int
 
 
@@ -198,7 +197,7 @@ class ZygoteReplaced:
 class StartFailed:
     """No rank can be started on this node, and no rank is running."""
 
-    reason: str
+    reason: Sentence
 
 
 AgentEvent = (
@@ -258,7 +257,7 @@ class AskCheckpoint:
     """`has_deadline`: the checkpoint must be complete within `--checkpoint-grace`."""
 
     assignment: Assignment
-    reason: str
+    reason: Sentence
     has_deadline: bool
 
 
@@ -277,7 +276,7 @@ class PauseRanks:
 
     generation: int
     local_ranks: tuple[int, ...]
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +284,7 @@ class AbortGroups:
     """Abort the collectives of ranks that wait for lost peers; they get the reason."""
 
     generation: int
-    reason: str
+    reason: Sentence
     only: tuple[int, ...] | None = None  # of these local ranks; None: of all
 
 
@@ -338,7 +337,7 @@ class Finish:
     """The agent ends. If `outcome` is None, it was stopped, or the service rejected it: see `reason`."""
 
     exit_code: int
-    reason: str = ""
+    reason: Sentence = ""
     outcome: Outcome | None = None
     code: Code | None = None  # of the error that `reason` tells
 

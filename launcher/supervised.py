@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from launcher.exchange import Action
+# At run time, not for the checker only: journals are written and read by these annotations.
+from launcher.exchange import Action, Finish, StopRequested
+from rendezvous.values.events import AgentJoined  # noqa: TC001
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from launcher.exchange import Finish, StopRequested
-    from rendezvous.values.events import AgentJoined
-    from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.types import AgentId, Assignment, StoreAddress
+from rendezvous.values.rank_report import RankReport  # noqa: TC001
+from rendezvous.values.text_limits import Sentence  # noqa: TC001
+from rendezvous.values.types import AgentId, Assignment, StoreAddress  # noqa: TC001
 
 
 class Phase(StrEnum):
@@ -37,7 +35,7 @@ class Supervision:
     is_sweeping: bool = False  # all ranks are parked or have ended, in a stop in place
     store_told: bool = False  # the other nodes have the address of this generation's store
     store: StoreAddress | None = None  # of this generation, after this agent has received its address
-    checkpoint: str = ""  # why the service requests a checkpoint from the ranks of this generation
+    checkpoint: Sentence = ""  # why the service requests a checkpoint from the ranks of this generation
     preempted: StopRequested | None = None  # to carry out after the ranks have taken a checkpoint
     over: bool = False  # this generation was stopped here; later events about it are ignored
     job_failed: bool = False  # the job ends after all nodes have stopped

@@ -36,17 +36,25 @@ from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.status import StatusLine, WaitingMessages
 from launcher.user_messages import UserMessages
 from launcher.version import VERSION
+from rendezvous.replay.journal import Journals
 from rendezvous.values.events import AgentJoined
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from launcher.answers.restart_clock import Clock
+    from launcher.exchange import Action, Finish
     from launcher.isolation import Listener
     from launcher.joining.connect import Connection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
+    from launcher.supervised import Supervision
+    from rendezvous.replay.records import Machine
+
+    Recorder = Callable[[AgentEvent, tuple[Action, ...], Supervision], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class Shell:
     waiting_messages: WaitingMessages
     began: float  # on the monotonic clock
     announcer: Announcer
+    journals: Journals | None
 
 
 def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
@@ -85,7 +94,44 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
         WaitingMessages(user_messages.say),
         time.monotonic(),
         Announcer(spec, logs.say, boundary),
+        _journals(folder, spec.log.journal_limit, logs),
     )
+
+
+def _journals(folder: LogFolder, limit: int, logs: LogPump) -> Journals | None:
+    """Nobody has asked for a temporary folder: what is missing there is no news."""
+
+    def complain(text: str) -> None:
+        if not folder.temporary:
+            logs.say(f"ddp-launch: warning: {text}")
+
+    return Journals(folder.path, limit, complain) if limit else None
+
+
+def open_journal(shell: Shell, connection: Connection, state: Supervision) -> Recorder:
+    """Return the function that gets each step of the agent's state machine, which begins with this state."""
+    if shell.journals is None:
+        return lambda _event, _actions, _after: None
+    now = asyncio.get_running_loop().time
+    journal = shell.journals.open(f"journal_agent_{connection.agent.node}", _agent_machine)
+    journal.started(state, now())
+    return lambda event, actions, after: journal.took(event, now(), actions, after)
+
+
+async def leave_and_close(shell: Shell, finish: Finish, leave: Callable[[], Awaitable[None]] | None) -> None:
+    """Leave the rendezvous, then close the journals, unless they are discarded together with their folder."""
+    if shell.journals is not None and shell.folder.temporary and finish.exit_code == 0:
+        shell.journals.discard()
+    if leave is not None:
+        await leave()
+    if shell.journals is not None:
+        await asyncio.to_thread(shell.journals.close)
+
+
+def _agent_machine() -> Machine:
+    from launcher.replaying import machine
+
+    return machine()
 
 
 def begin_preflight(shell: Shell) -> Preflight | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from rendezvous.access.secret import Secret
+    from rendezvous.replay.journal import Journals
 
 _PRIVATE_TOKEN_S = 366 * 86_400.0  # it is only valid while this process runs
 
@@ -56,7 +57,9 @@ def protection(environ: Mapping[str, str], secret: Secret | None) -> Protection:
     return found
 
 
-async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[None]]:
+async def serve(
+    address: str, protected: Protection, journals: Journals | None = None
+) -> Callable[[], Awaitable[None]]:
     """Serve at HOST:PORT until the returned function is called, unless another agent serves there already.
 
     Raises `OptionsUnusable`.
@@ -71,7 +74,11 @@ async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[N
     if protected.certificate:
         certificates = Certificates(protected.certificate, protected.key, protected.client_ca)
     options = ServerOptions(
-        (address,), key_file=protected.token_keys, certificates=certificates, secret=protected.secret
+        (address,),
+        key_file=protected.token_keys,
+        certificates=certificates,
+        secret=protected.secret,
+        journals=journals,
     )
     try:
         server = Server(await open_store("memory"), options)

@@ -27,6 +27,7 @@ from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, clien
 from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.local import offer
+from rendezvous.replay.journal import journal_of
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from launcher.settings.spec import LaunchSpec
     from rendezvous.client.session import Session
+    from rendezvous.replay.journal import Journals
 
 _LOOPBACK = "127.0.0.1"
 _SLOTS = 256  # agents of one job on one host
@@ -61,8 +63,11 @@ class CannotConnect(Coded):
         self.exit_code = exit_code
 
 
-async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
-    """Find the rendezvous and open the session of this node. Raises `CannotConnect`."""
+async def open_session(spec: LaunchSpec, incarnation: str, journals: Journals | None = None) -> Connection:
+    """Find the rendezvous and open the session of this node. Raises `CannotConnect`.
+
+    `journals`: for a service in this process.
+    """
     host = socket.gethostname()
     if spec.interface and not spec.local_addr:
         spec = replace(spec, local_addr=_address_of(spec.interface))
@@ -78,7 +83,8 @@ async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
     match place:
         case Embedded():
             agent = AgentId(host, incarnation)
-            rendezvous = EmbeddedRendezvous(spec.run_id)
+            journal = None if journals is None else journal_of(journals, spec.run_id)
+            rendezvous = EmbeddedRendezvous(spec.run_id, journal)
             session = rendezvous.connect(agent)
             withdraw = await offer(rendezvous)
 
@@ -88,7 +94,7 @@ async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
 
             return Connection(session, agent, host, spec.local_addr or _LOOPBACK, leave, job=rendezvous)
         case MayServe(endpoint, why):
-            return await _serve_or_connect(spec, host, incarnation, endpoint, why)
+            return await _serve_or_connect(spec, host, incarnation, endpoint, why, journals)
         case Deployed(endpoints):
             return await _connect(spec, host, incarnation, endpoints, _options(spec))
         case _:
@@ -125,7 +131,7 @@ async def _fqdn(spec: LaunchSpec, host: str) -> str:
 
 
 async def _serve_or_connect(
-    spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str
+    spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str, journals: Journals | None
 ) -> Connection:
     from rendezvous.hosted import protection, serve  # a job on one machine needs none of it
 
@@ -138,7 +144,7 @@ async def _serve_or_connect(
         protected = protection(os.environ, options.secret)
         if not (protected.suffices or options.insecure or addresses.is_loopback(listen)):
             raise CannotConnect(_secret_needed(endpoint, why), code=Code.SECRET_UNUSABLE)
-        stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected)
+        stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected, journals)
     except OptionsUnusable as error:
         raise CannotConnect(str(error), code=error.code) from None
     try:

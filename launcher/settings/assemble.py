@@ -207,6 +207,7 @@ def _log(settings: Settings) -> LogSpec:
         color=settings["color"],
         terminal=settings["terminal"],
         bars=settings["bars"],
+        journal_limit=settings["journal_limit"] << 20 if settings["journal"] else 0,
     )
 
 

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 from launcher.settings import values
 from launcher.settings.option import Option
 from launcher.settings.option import ours as _ours
+from launcher.settings.option import switch as _switch
 from launcher.settings.option import torch as _torch
 
 if TYPE_CHECKING:
     from typing import Literal
+
+
+_MOST_MIB = 1 << 20
 
 
 def bars(value: str) -> Literal["first", "all", "none"] | tuple[int, ...]:
@@ -105,5 +109,18 @@ LOGS = (
         bars,
         "local ranks whose progress bars are redrawn at the bottom of a terminal; first: the lowest local rank that "
         "is shown",
+    ),
+    _switch(
+        "--journal",
+        "keep a journal of what the agent and its service were given, in the folder of the logs, for `ddpctl replay`",
+        default="1",
+        negatable=True,
+    ),
+    _ours(
+        "--journal-limit",
+        "MIB",
+        "8",
+        partial(values.count, least=1, most=_MOST_MIB),
+        "size at which a journal begins a new file; the file before is kept",
     ),
 )

@@ -107,7 +107,7 @@ class Shown:
 
 
 def _replay(file: JournalFile, machine: Machine, found: _Records, arguments: argparse.Namespace) -> int:
-    began, shown, number, first, last = time.perf_counter(), [], 0, None, 0.0
+    began, shown, number, first, last = time.process_time(), [], 0, None, 0.0
     different: list[int] = []
     for number, step in enumerate(found.steps(), 1):
         first, last = step.now if first is None else first, step.now
@@ -116,7 +116,7 @@ def _replay(file: JournalFile, machine: Machine, found: _Records, arguments: arg
             different.append(number)
         if lines or not step.same or arguments.all:
             shown.append(Shown(number, step.now - first, event_words(step.event), lines, step.same))
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     span_s = last - (first or 0.0)
     if is_for_programs(arguments.output):
         show(_as_dict(file, found, number, span_s, shown, different), arguments.output)
@@ -143,7 +143,7 @@ def _verdict(number: int, different: Sequence[int], span_s: float, took_s: float
     if different:
         yield f"first difference: step {different[0]}"
     speed = f", {span_s / took_s:,.0f} times as fast" if took_s > 0 and span_s > 0 else ""
-    yield f"{span_s:.1f} s replayed in {took_s:.3f} s{speed}"
+    yield f"{span_s:.1f} s replayed in {took_s:.3f} s of processor time{speed}"
 
 
 def _ending(found: _Records, number: int, different: Sequence[int]) -> int:

@@ -96,6 +96,7 @@ class Journals:
 
     def _run(self) -> None:
         touched: dict[Journal, None] = {}
+        known: dict[Journal, None] = {}
         while True:
             item = self._queue.get()
             if not touched:
@@ -103,12 +104,16 @@ class Journals:
             if item is not _END and not self._is_discarded:
                 journal, write = item
                 journal.carry_out(write)
-                touched[journal] = None
+                touched[journal] = known[journal] = None
+                if write is None:
+                    del touched[journal], known[journal]
             if self._queue.empty() or item is _END:
                 for journal in touched:
                     journal.flush()
                 touched.clear()
             if item is _END:
+                for journal in known:
+                    journal.carry_out(None)
                 return
 
 
@@ -268,7 +273,6 @@ def _new(path: str) -> int:
 
 def _create(base: str) -> tuple[str, int]:
     """A new file, whose name no earlier process has taken: return its path without the suffix, and a descriptor."""
-    os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
     for number in range(1, _NAMES):
         chosen = base if number == 1 else f"{base}-{number}"
         with contextlib.suppress(FileExistsError):

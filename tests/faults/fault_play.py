@@ -26,6 +26,7 @@ import outside
 from fault_case import HANG_TIMEOUT_S, Case, Kind
 from launched import Launched, eventually
 from ports import free_port
+from replayed import replay_problems
 from served import Service
 from verdicts import Verdict, verdict_of
 
@@ -84,6 +85,7 @@ class Played:
     skipped: str = ""
     in_place: bool = False
     kept: frozenset[int] = frozenset()  # of the ranks of the first generation, those whose process went on
+    replay: tuple[str, ...] = ()  # what is wrong with the replay of its journals
     told: str = field(default="", repr=False)
 
     @property
@@ -117,7 +119,8 @@ class Played:
         took = "-" if self.took_s is None else f"{self.took_s:.2f} s of {self.case.may_take_s:g} s"
         kept = f", in place; of {sorted(self.case.survivors)} kept {sorted(self.kept)}" * self.in_place
         found = self.problem or str(self.verdict)
-        return f"{self.case.name}: {self.case.injected}{kept}\n  {found}\n  {took}\n{self.told}"
+        replay = f"\n  replay: {'; '.join(self.replay)}" if self.replay else ""
+        return f"{self.case.name}: {self.case.injected}{kept}\n  {found}\n  {took}{replay}\n{self.told}"
 
 
 def play(case: Case, leniency: float = 1.0, *, preloads: bool = False, in_place: bool = False) -> Played:
@@ -134,6 +137,8 @@ def play(case: Case, leniency: float = 1.0, *, preloads: bool = False, in_place:
         folder = Path(tempfile.mkdtemp(prefix="fault-"))
         try:
             played = Stage(case, folder, preloads, in_place).play()
+            if not played.problem:  # only now all of its processes have ended
+                played = replace(played, replay=replay_problems(folder))
         except AssertionError as error:
             return Played(case, problem=f"it could not be cleared away: {error}", in_place=in_place)
         finally:
@@ -217,6 +222,7 @@ class Stage:
     def _words(self) -> list[str]:
         case = self.case
         words = ["--nproc-per-node", str(case.ranks), "--max-restarts", "1", "--shutdown-timeout", "2"]
+        words += ["--log-dir", str(self.folder / "logs")]  # the journals lie there
         words += ["--hang-timeout", f"{HANG_TIMEOUT_S:g}"]
         if case.nodes > 1:
             words += ["--nnodes", f"1:{case.nodes}", "--last-call", "60", "--rdzv-id", "fault"]
@@ -232,7 +238,8 @@ class Stage:
     def start_service(self) -> None:
         """Again, where it was before."""
         store = ("--store", f"file:{self.folder / 'service.db'}")
-        self.service = Service("--listen", self.place, "--insecure", *store)
+        journals = ("--journal-dir", str(self.folder / "journals"))
+        self.service = Service("--listen", self.place, "--insecure", *store, *journals)
         self.service.await_endpoint()
 
     def _reach(self) -> None:

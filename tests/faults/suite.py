@@ -37,7 +37,9 @@ QUICK_IN_PLACE = frozenset("exception-ours-shm killed-rank-0 nccl-port-two-nodes
 
 def _show(played: Played) -> None:
     in_time = played.is_in_time or played.in_place  # the limits are those of restarts
-    good = played.is_right and in_time and (played.keeps_survivors or not played.in_place)
+    good = (
+        played.is_right and not played.replay and in_time and (played.keeps_survivors or not played.in_place)
+    )
     mark = "skip" if played.skipped else "ok" if good else "WRONG"
     how = "in place" if played.in_place else "restart"
     print(

@@ -46,6 +46,7 @@ def test_a_fault(case: Case, plays: Plays) -> None:
         pytest.skip(played.skipped)
     assert not played.blames_an_innocent, str(played)
     assert played.is_right, str(played)
+    assert not played.replay, str(played)
     assert played.is_within(case.may_take_s * slowness()), str(played)
 
 
@@ -56,6 +57,7 @@ def test_a_fault_in_place(case: Case, plays_in_place: Plays) -> None:
         pytest.skip(played.skipped)
     assert not played.blames_an_innocent, str(played)
     assert played.is_right, str(played)
+    assert not played.replay, str(played)
     assert played.keeps_survivors or not case.keeps, str(played)
 
 

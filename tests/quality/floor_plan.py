@@ -12,7 +12,7 @@ CORE = {
     "launcher": {
         *(
             "answers exchange failure health hosts joining machine notify output plan progress ranks settings sources "
-            "pausing start_failure stop_sequence stopping supervised supervision version"
+            "pausing replaying start_failure stop_sequence stopping supervised supervision version"
         ).split(),
         *within(
             "failure", "crash_text device_symptoms hidden_modules story symptoms verdict watchdog_report"
@@ -219,13 +219,14 @@ ROOMS = {
         "supervision": {
             *("exchange", "health", "pausing", "start_failure", "stop_sequence", "stopping", "supervised"),
         },
+        "replaying": {"exchange", "supervised", "supervision"},
         "isolation": {"progress", "template"},
         "status": {"exchange", "health", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "wiring": set(
             "answers background_tasks error_boundary exchange health isolation joining notify output preflight ranks "
-            "settings status user_messages version".split()
+            "replaying settings status supervised user_messages version".split()
         ),
         "notify": {"error_boundary", "exchange", "settings", "supervised", "version"},
         "agent": set(
@@ -278,7 +279,7 @@ ROOMS = {
         "local": {"embedded"},
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
-        "hosted": {"access", "client", "grpc_io", "service", "store"},
+        "hosted": {"access", "client", "grpc_io", "replay", "service", "store"},
         "main": set("access coded_parser completion grpc_io replay service signals store values web".split()),
         "submit": {"access", "values"},
         "control": set(
@@ -310,7 +311,9 @@ _VALUES = within(
     "straggler_state text_limits types version wire_names",
 )
 ABROAD = {
-    ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
+    ("launcher", "core"): {
+        f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers", "replay.records")
+    },
     ("launcher", "shell"): {
         f"rendezvous.{name}"
         for name in (
@@ -320,6 +323,8 @@ ABROAD = {
                 "access.client_options",
                 "diagnosing.goodput",
                 "diagnosing.versions",
+                "replay.journal",
+                "replay.records",
                 "service.web",
                 "web.extra",
             ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from journals import MemoryJournal
 from sim_ranks import Ranks
 
 from launcher import progress, supervision
@@ -36,6 +37,7 @@ from launcher.exchange import (
     Sweep,
     TakeStacks,
 )
+from launcher.replaying import machine
 from launcher.supervised import Supervision
 from rendezvous.client import session_rules as session
 from rendezvous.client.session_rules import (
@@ -87,6 +89,9 @@ class SimAgent:
         self.cut_off_since: float | None = None
         first = world.chance.first_of(len(world.endpoints))
         self.session = SessionState(world.endpoints, spec.join_timeout_s, world.clock.now, at=first)
+        self.journal = MemoryJournal(machine()) if world.keeps_journals else None
+        if self.journal is not None:
+            self.journal.started(self.state, world.clock.now)
         assert self.state.join is not None
         self._step_session(MessageSent(self.state.join))
         self.after(world.chance.pause_s(0.0, 1.0), self._beat)
@@ -115,6 +120,8 @@ class SimAgent:
             return
         before = self.state
         self.state, actions = supervision.step(before, fact)
+        if self.journal is not None:
+            self.journal.took(fact, self.world.clock.now, actions, self.state)
         self.world.monitor.agent_stepped(self, before, fact, actions)
         for action in actions:
             self._carry_out(action)

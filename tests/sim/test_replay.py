@@ -27,7 +27,7 @@ class RecordedJob(Job):
 def journals(seed: int) -> list[MemoryJournal]:
     job = RecordedJob(seed)
     job.run()
-    found = [each.journal for each in job.services]
+    found = [each.journal for each in (*job.services, *job.agents)]
     return [journal for journal in found if journal is not None]
 
 

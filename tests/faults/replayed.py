@@ -1,0 +1,45 @@
+"""Replays the journals of a case: of its agents, and of its service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.replaying import machine as agent
+from rendezvous.replay.journal_file import JournalFile, JournalUnreadable
+from rendezvous.replay.player import play
+from rendezvous.replay.records import RecordUnreadable, records
+from rendezvous.replay.service_machine import machine as service
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MACHINES = {"agent": agent, "service": service}
+
+
+def replay_problems(folder: Path) -> tuple[str, ...]:
+    """What is wrong with the replay of any journal in this folder, or of all together."""
+    problems, steps = [], dict.fromkeys(_MACHINES, 0)
+    for path in sorted(folder.rglob("*.ddpj")):
+        try:
+            name, number, different = _replayed(str(path))
+        except (JournalUnreadable, RecordUnreadable) as error:
+            if path.stat().st_size > len(
+                b"ddp-journal 1\n"
+            ):  # its process was killed before it wrote anything
+                problems.append(f"{path.name}: {error}")
+            continue
+        steps[name] += number
+        if different:
+            problems.append(f"{path.name}: {len(different)} of {number} steps differ, first {different[0]}")
+    problems += [f"no journal of the {name} has a step" for name, number in steps.items() if not number]
+    return tuple(problems)
+
+
+def _replayed(path: str) -> tuple[str, int, list[str]]:
+    file = JournalFile(path)
+    machine = _MACHINES[file.header.machine]()
+    steps = list(play(machine, records(machine, file.header, file.lines())))
+    if file.damage:
+        raise RecordUnreadable(file.damage)
+    different = [f"{number}: {step}"[:2000] for number, step in enumerate(steps, 1) if not step.same]
+    return machine.name, len(steps), different
