@@ -86,6 +86,7 @@ class Network:
         self.place = f"service:{PORT}"
         log = folder / "service"
         command = (sys.executable, "-m", "rendezvous.main", "serve", "--insecure", "--listen", f"[::]:{PORT}")
+        command += ("--journal-dir", str(folder / "journals"))
         with log.open("wb") as out:
             self.lab.hosts[2].start(*command, env=environment(), stdout=out, stderr=out)
         eventually(lambda: b"serving at" in log.read_bytes(), _PATIENCE_S, "the service serves")
