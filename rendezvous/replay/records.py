@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -37,6 +38,7 @@ FAMILY = b"ddp-journal "
 MAGIC = FAMILY + b"1\n"  # the number grows when older releases cannot read a journal
 _DIGITS = 3
 _NANO = 1e9
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,11 @@ def read_header(line: bytes) -> Header:
     try:
         found = json.loads(line)
         schema = {str(name): tuple(map(str, columns)) for name, columns in found["schema"].items()}
-        return Header(str(found["machine"]), str(found["release"]), float(found["began"]), schema)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        began = float(found["began"])
+        if not isfinite(began):
+            raise ValueError(f"{began} is not a time")
+        return Header(str(found["machine"]), str(found["release"]), began, schema)
+    except _UNREADABLE as error:
         raise RecordUnreadable(f"its first line is not a header: {error}") from None
 
 
@@ -188,7 +193,7 @@ def records(machine: Machine, header: Header, lines: Iterable[bytes]) -> Iterato
     try:
         _check_schema(machine, header)
         state, event = decoder.decoder(machine.state), decoder.decoder(machine.event)
-    except (ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         raise RecordUnreadable(str(error)) from None
     for line in lines:
         try:
@@ -203,7 +208,7 @@ def records(machine: Machine, header: Header, lines: Iterable[bytes]) -> Iterato
                     yield Do(clock.read(now), event(row), mark)
                 case other:
                     raise ValueError(f"{str(other)[:40]!r} is not a record")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise RecordUnreadable(str(error)) from None
 
 

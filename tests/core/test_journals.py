@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from job_story import Story, agent, spec
 
 from rendezvous.control import ctl
+from rendezvous.replay import journal, service_machine
 from rendezvous.replay.changes import BadChange, parse
 from rendezvous.replay.journal import Journal, Journals, journal_of
 from rendezvous.replay.journal_file import JournalFile
@@ -17,7 +19,17 @@ from rendezvous.replay.records import MAGIC
 from rendezvous.rounds.admission import renew_leases
 from rendezvous.rounds.resume import resume
 from rendezvous.values.error_codes import Code
-from rendezvous.values.events import DeadlineReached, Event, NodeDrained, NodeHealth
+from rendezvous.values.events import (
+    DeadlineReached,
+    Event,
+    NodeDrained,
+    NodeHealth,
+    PhaseTimesReported,
+    RankTimesReported,
+    SetDeadline,
+)
+from rendezvous.values.rank_time import RankTime, TimeSpent
+from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
@@ -370,3 +382,41 @@ def test_no_text_of_the_script_or_of_a_person_is_in_the_file(tmp_path: Path, cap
     code, out, _ = replay(capsys, path, "--all")
     assert code == 0
     assert [text for text in SECRETS if text in out] == []
+
+
+def test_an_hour_of_a_node_takes_less_than_a_megabyte(tmp_path: Path) -> None:
+    """Of a job of 4 nodes with 8 ranks each that trains. All that the service receives then is sent at intervals."""
+    nodes, minutes, draw = 4, 6, random.Random(5)
+    file = journal._File(Journals(str(tmp_path), 1 << 30, print), "x", service_machine.machine(), b"key")
+    members = [agent(f"gpu-node-{number:04}") for number in range(nodes)]
+    spent = {(node, rank): TimeSpent() for node in range(nodes) for rank in range(8)}
+    for second in range(minutes * 60):
+        now = 1000.0 + second + draw.random()
+        for number, member in enumerate(members):
+            if second % 5 == number:  # launcher/health/time_watch.py
+                times = [_trained(spent, number, rank, draw) for rank in range(8)]
+                ranks = tuple(RankTime(8 * number + i, each, second * 3) for i, each in enumerate(times))
+                file.write(file.scribe.do(RankTimesReported(member, ranks), now, ()))
+            if second % 20 == number:  # the window of --stragglers
+                phases = [PhaseTimes(8 * number + i, second * 3, *_drawn(draw, 6)) for i in range(8)]
+                file.write(file.scribe.do(PhaseTimesReported(member, 1, tuple(phases)), now, ()))
+        if second % 3 == 0:  # with the usual lease of 4 s and a heartbeat each second
+            file.write(file.scribe.hear({member: now - draw.random() for member in members}))
+            file.write(file.scribe.do(DeadlineReached(), now, (SetDeadline(now + 3.0),)))
+        file.flush()
+    file.close()
+    per_node_and_hour = (tmp_path / "x.ddpj").stat().st_size / nodes * 60 / minutes
+    assert per_node_and_hour < 1_000_000
+
+
+def _drawn(draw: random.Random, count: int) -> list[float]:
+    return [draw.random() * 100 for _ in range(count)]
+
+
+def _trained(spent: dict[tuple[int, int], TimeSpent], node: int, rank: int, draw: random.Random) -> TimeSpent:
+    """Five more seconds."""
+    found = spent[node, rank]
+    for name in ("data", "forward", "backward", "communication", "optimizer", "idle"):
+        found = found.plus(name, draw.random())
+    spent[node, rank] = found
+    return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import at_home
+import from_journals
 import on_the_wire
 
 if TYPE_CHECKING:
@@ -35,4 +36,6 @@ class Target:
             pass
 
 
-TARGETS = {each[0]: Target(*each) for module in (on_the_wire, at_home) for each in module.TARGETS}
+TARGETS = {
+    each[0]: Target(*each) for module in (on_the_wire, at_home, from_journals) for each in module.TARGETS
+}
