@@ -54,7 +54,9 @@ class Contents:
         self.fields = {name: value for name, value in shared.items() if name not in self.objects}
         for name, value in self.objects.items():
             _check_shareable(name, value)
-        if self.averagers and (self._shared_out() or leaves.part_of(list(self._templates().values()))):
+        if self.averagers and (
+            self._shared_out() or leaves.part_of(list(self._templates().values()), (0, 1))
+        ):
             raise WrongType(
                 f"cannot commit {type(self.averagers[0]).__name__} together with a model or an optimizer in shards: "
                 "it lets each rank train a whole model of its own. Use one or the other"
@@ -98,13 +100,16 @@ class Contents:
                         break
         return found
 
-    def partition(self) -> tuple[tuple[int, int], int]:
-        """Return this rank's part, the number of parts, and a hash of which slice of each tensor it has."""
+    def partition(self, rank: int, size: int) -> tuple[tuple[int, int], int]:
+        """Return this rank's part, the number of parts, and a hash of which slice of each tensor it has.
+
+        `rank`, `size`: in the group of the State.
+        """
         found = {each.part() for each in self._shared_out().values()}
-        of_modules = leaves.part_of(list(self._templates().values()))
+        of_modules = leaves.part_of(list(self._templates().values()), (rank, size))
         found |= set() if of_modules is None else {of_modules}
         if len(found) > 1:  # they are cut differently: each rank is a part
-            return (torch.distributed.get_rank(), torch.distributed.get_world_size()), self.fingerprint()
+            return (rank, size), self.fingerprint()
         return next(iter(found), (0, 1)), self.fingerprint()
 
     def fingerprint(self) -> int:

@@ -185,10 +185,11 @@ def with_sharding(region: torch.Tensor, template: torch.Tensor | None) -> torch.
     )
 
 
-def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
+def part_of(tensors: list[torch.Tensor], of_all: tuple[int, int]) -> tuple[int, int] | None:
     """Return this rank's part and the number of parts if any tensor is sharded.
 
-    Replicas of a shard have the same part.
+    Replicas of a shard have the same part. `of_all`: this rank and the number of ranks. With several meshes, each rank
+    is a part.
     """
     meshes = []
     for tensor in tensors:
@@ -199,7 +200,7 @@ def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
     if not meshes:
         return None
     if len(meshes) > 1:
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return of_all
     mesh, split = meshes[0]
     part, parts = 0, 1
     coordinate = mesh.get_coordinate()

@@ -38,6 +38,11 @@ def check_scope(scope: str, group: ProcessGroup | None) -> None:
         raise WrongValue(
             f"invalid scope={scope!r}: it is part of file names. Use up to 40 small letters, digits and underscores"
         )
+    if group is not None and dist.get_rank(group) < 0:
+        raise WrongValue(
+            f"rank {dist.get_rank()} is not in the group of State(group=...). Create this State only on the ranks of "
+            "the group"
+        )
     if group is not None and not scope and group.size() < dist.get_world_size():
         raise WrongValue(
             "State(group=...) over a part of the ranks needs a scope: a State over other ranks would overwrite its "

@@ -57,7 +57,7 @@ class Protection:
         parts: int,
         environ: Mapping[str, str],
     ) -> Protection:
-        """Collective. `parts`: of the state; if it is replicated, each node has a copy anyway."""
+        """Collective. `parts`: of the state. If there is one, each node has a copy anyway."""
         path = environ.get(TOPOLOGY, "")
         mine = stripes.Place(node, (*filter(None, path.split("/")), socket.gethostname()))
         where = team.gather(mine)

@@ -63,8 +63,8 @@ def fitting(asked: Redundancy, n_nodes: int) -> tuple[Code | None, str]:
     """Return the code for a job on so many nodes, and what to tell the user if it is not the one that was asked for."""
     if n_nodes < 2:
         return None, (
-            "the job has one node, so no other node can keep parts of its commits. If the node is lost, the job "
-            "resumes from disk. Use State(folder=...), or more nodes"
+            "all ranks of a State are on one node, so no other node can keep parts of its commits. If the node is "
+            "lost, the State resumes from disk. Use State(folder=...), or more nodes"
         )
     code = asked.code or _automatic(n_nodes)
     if code.n_nodes <= n_nodes:
@@ -72,9 +72,9 @@ def fitting(asked: Redundancy, n_nodes: int) -> tuple[Code | None, str]:
     m = min(code.m, n_nodes - 1)
     less = Code(n_nodes - m, m)
     return less, (
-        f"{code} needs {code.n_nodes} nodes, and the job has {n_nodes}: commits are kept with {less}, which survives "
-        f"the loss of {_nodes(m)} and needs {1 + m / less.k:.2f} times the memory. Use --redundancy {less} to "
-        f"silence this, or start at least {code.n_nodes} nodes"
+        f"{code} needs {code.n_nodes} nodes, and the ranks of a State are on {n_nodes}: commits are kept with {less}, "
+        f"which survives the loss of {_nodes(m)} and needs {1 + m / less.k:.2f} times the memory. Use --redundancy "
+        f"{less} to silence this, or start at least {code.n_nodes} nodes"
     )
 
 

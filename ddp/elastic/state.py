@@ -177,14 +177,14 @@ class State:
             world.move(team)
         places = scratch.folders(os.environ, self._scope)
         node = resume.node_name(places)
-        (part, parts), regions = self._contents.partition()
+        (part, parts), regions = self._contents.partition(team.rank, team.size)
         positions = self._save_live(team, node, is_whole=parts == 1 and not self._contents.averagers)
         for place in places:
             scratch.sweep(place.parent)
         members = team.gather(commits.Member(node, part, parts))
         role = commits.roles(tuple(members), bool(self._contents.averagers))[team.rank]
         local = resume.find_images(team, places, self._folder)
-        shield = self._shield(team, node, places, parts)
+        shield = self._shield(team, node, places, team.size if self._contents.averagers else parts)
         if shield is not None:
             shield.rebuild(local)
         choice = resume.choose(team, local)

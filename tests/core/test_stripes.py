@@ -125,7 +125,7 @@ def test_texts_without_a_meaning(text: str, words: str) -> None:
     [
         ("code:6+2", 8, "code:6+2", ""),
         ("code:6+2", 100, "code:6+2", ""),
-        ("code:6+2", 5, "code:3+2", "needs 8 nodes, and the job has 5"),
+        ("code:6+2", 5, "code:3+2", "needs 8 nodes, and the ranks of a State are on 5"),
         ("code:6+2", 2, "copies:1", "survives the loss of 1 node and needs 2.00 times the memory"),
         ("copies:3", 3, "copies:2", "copies:3 needs 4 nodes"),
         ("auto", 2, "copies:1", ""),

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from conftest import Told
 
 
-def undisturbed(train: Callable[..., Told], nproc: int) -> Told:
-    return train(nproc, model="fsdp2", own_nodes=True, epochs=1)
+def undisturbed(train: Callable[..., Told], nproc: int, model: str = "fsdp2") -> Told:
+    return train(nproc, model=model, own_nodes=True, epochs=1)
 
 
 def lose(
-    train: Callable[..., Told], nproc: int, lost: dict[int, tuple[int, list[int]]], redundancy: str
+    train: Callable[..., Told],
+    nproc: int,
+    lost: dict[int, tuple[int, list[int]]],
+    redundancy: str,
+    model: str = "fsdp2",
 ) -> Told:
     """In these generations, after the commit of a step, these ranks are lost with their nodes."""
     kill = {
@@ -29,7 +33,7 @@ def lose(
     return train(
         nproc,
         restarts=len(lost),
-        model="fsdp2",
+        model=model,
         own_nodes=True,
         epochs=1,
         state={"redundancy": redundancy},
@@ -54,6 +58,23 @@ def expect_the_same(told: Told, expected: Told, numbers: list[int]) -> None:
 def test_one_of_four_nodes_is_lost(train: Callable[..., Told]) -> None:
     told = lose(train, 4, {1: (3, [2])}, "code:3+1")
     expect_the_same(told, undisturbed(train, 4), [3])
+
+
+@pytest.mark.parametrize(
+    ("model", "nproc", "redundancy", "lost"),
+    [
+        ("sharded", 3, "code:2+1", [2]),
+        pytest.param("sharded", 4, "code:2+2", [0, 3], marks=pytest.mark.nightly),
+        pytest.param("hsdp", 4, "code:3+1", [1], marks=pytest.mark.nightly),
+        pytest.param("hsdp", 4, "code:2+2", [0, 2], marks=pytest.mark.nightly),  # both copies of a shard
+    ],
+)
+def test_other_kinds_of_shards(
+    train: Callable[..., Told], model: str, nproc: int, redundancy: str, lost: list[int]
+) -> None:
+    """An optimizer in shares beside a whole model, and shards of which several nodes have copies."""
+    told = lose(train, nproc, {1: (3, lost)}, redundancy, model)
+    expect_the_same(told, undisturbed(train, nproc, model), [3])
 
 
 @pytest.mark.nightly

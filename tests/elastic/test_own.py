@@ -30,7 +30,7 @@ def combine(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
         codes = generations.play(PROGRAM, tmp_path, nproc, 1, env)
         said = "\n".join(path.read_text() for path in sorted(tmp_path.glob("rank*")))
         assert not any(codes), said
-        return [json.loads(line) for path in there.iterdir() for line in path.read_text().splitlines()]
+        return [json.loads(line) for path in there.glob("told-*") for line in path.read_text().splitlines()]
 
     return run
 
@@ -64,6 +64,13 @@ def test_models_that_ranks_train_alone_are_committed_when_they_were_averaged(
 ) -> None:
     """Steps 1 (the warm-up), 4 and 7 end with an average. Each rank has an optimizer state of its own."""
     told = combine(3, kind=kind, kill=6)
+    assert resumed(told) == [4, 4, 4]
+    assert same(told) == [True] * 3
+
+
+@pytest.mark.nightly
+def test_what_a_rank_trained_alone_comes_back_although_its_node_is_lost(combine: Callable[..., Any]) -> None:
+    told = combine(3, kind="diloco", kill=6, own_nodes=True, protected=4, state={"redundancy": "copies:1"})
     assert resumed(told) == [4, 4, 4]
     assert same(told) == [True] * 3
 

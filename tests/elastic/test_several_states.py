@@ -12,6 +12,7 @@ from ddp import elastic
 from ddp.elastic import scratch
 
 PROGRAM = Path(__file__).parent / "programs" / "scoped.py"
+SHARDS = Path(__file__).parent / "programs" / "scoped_shards.py"
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,17 @@ def test_states_over_parts_of_the_ranks_and_over_all_of_them(tmp_path: Path) -> 
     expected = [{"rank": rank, "numbers": [rank + 3, 1], "x": rank + 10, "y": 101} for rank in (0, 1)]
     assert told == expected
     assert {path.parent.name for path in there.glob("stage*/commit-*")} == {"stage0", "stage1"}
+
+
+def test_a_lost_node_of_a_state_over_a_part_of_the_ranks(tmp_path: Path) -> None:
+    """Each State has two objects that are cut differently, so each of its ranks is a part."""
+    there = tmp_path / "there"
+    there.mkdir()
+    env = {"THERE": str(there), "STATE": json.dumps({"redundancy": "copies:1"})}
+    codes = generations.play(SHARDS, tmp_path, 4, 1, env)
+    assert not any(codes), "\n".join(path.read_text() for path in sorted(tmp_path.glob("rank*")))
+    told = [json.loads((there / f"told-{rank}").read_text()) for rank in range(4)]
+    assert [(each["resumed"], each["same"]) for each in told] == [([3, True], True)] * 4
 
 
 def test_a_scope_belongs_to_one_open_state() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,13 @@ def tell(what, **facts):
     said = {"what": what, "generation": int(os.environ["DDP_GENERATION"]), "rank": RANK} | facts
     with open(f"{os.environ['THERE']}/told-{RANK}", "a") as file:
         file.write(json.dumps(said) + "\n")
+
+
+def move_to_own_node():
+    """Each rank on a node of its own; that of the rank that dies is lost."""
+    since = 2 if RANK == 1 and os.environ["DDP_GENERATION"] != "1" else 1
+    os.environ["DDP_SCRATCH"] = f"{os.environ['THERE']}/node-{RANK}-since-{since}"
+    Path(os.environ["DDP_SCRATCH"]).mkdir(mode=0o700, exist_ok=True)
 
 
 class Source:
@@ -122,6 +131,8 @@ def disturbed():
                 os.kill(os.getpid(), signal.SIGKILL)
             state.step += 1
             state.commit()
+            while state.step == PLAN.get("protected") and (state.protected_commit or 0) < state.step:
+                time.sleep(0.01)
             if state.step >= STEPS:
                 return
 
@@ -133,6 +144,8 @@ def disturbed():
 
 
 def main():
+    if PLAN.get("own_nodes"):
+        move_to_own_node()
     ddp.init(timeout=60)
     things, state = disturbed()
     found = all_of(things)

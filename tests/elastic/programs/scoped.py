@@ -26,6 +26,7 @@ def main():
     ddp.init(timeout=60)
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     assert "needs a scope" in refusal(groups[RANK])
+    assert "is not in the group" in refusal(groups[1 - RANK])
     ours = elastic.State(x=RANK, group=groups[RANK], scope=f"stage{RANK}", folder=os.environ["THERE"])
     shared = elastic.State(y=100, scope="all")
     found = [each.resume() for each in (ours, shared)]
