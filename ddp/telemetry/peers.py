@@ -10,6 +10,12 @@ does not depend on how a library sets up its connections.
 Once the peer of a connection is known, the kernel reports when the peer closes it, even if no thread waits for it at
 that moment. The peer that closes first is the one that failed first. The other ranks fail later as a result.
 
+Shutting connections down releases the threads that wait for them. Gloo's sockets are shut down only for reading. When a
+message of the peer lets Gloo's thread send, and this send fails, Gloo forgets the operation, and its caller waits for
+the whole timeout of the group. With the direction for sending open, Gloo's thread sends what was asked for, then reads
+the end of the stream, fails all its operations, and closes the socket. For the same reason a peer's sends must not fail
+meanwhile. So a duplicate keeps the connection open until the next generation.
+
 This is switched off in worlds of more than `MAX_RANKS` ranks, which would have to read too much from the store.
 """
 
@@ -31,6 +37,9 @@ from . import torch_api
 MAX_RANKS = 256
 _RETRY_AFTER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # other ranks may not have written theirs yet
 _SAME_FAILURE_S = 5.0  # a connection that closed at most this long before a failure belongs to it
+_GLOO_CLOSES_WITHIN_S = 0.25  # an idle machine needs 1 ms
+_LOOK_EVERY_S = 0.001
+_POLLED = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 _ADDRESS = re.compile(r"\[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+)\]?[:<](\d{1,5})")
 _KEY = "ddp/peers/"
 
@@ -87,18 +96,67 @@ def _read_connection(fd: int) -> Connection | None:
         return Connection(fd, os.fstat(fd).st_ino, _end(end.getsockname()), _end(end.getpeername()))
 
 
-def shut_down(connections: list[Connection]) -> int:
-    """Shut connections down in both directions, which releases their waiting threads; return how many.
+def shut_down(connections: list[Connection], ours: int = -1) -> tuple[int, list[socket.socket]]:
+    """Shut connections down, which releases their waiting threads; return how many, and duplicates to keep open.
 
-    A descriptor that the process has reused for another file is not closed.
+    `ours`: an epoll of this module, which does not make a connection one of Gloo's.
     """
-    n_cut = 0
+    polled = _polled(ours)
+    n_cut, held = 0, list[tuple[Connection, socket.socket]]()
     for one in connections:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as end:
+        is_gloos = one.fd in polled
+        end = _shut_down(one, socket.SHUT_RD if is_gloos else socket.SHUT_RDWR)
+        if end is None:
+            continue
+        n_cut += 1
+        if is_gloos:
+            held.append((one, end))
+        else:
+            end.close()
+    _await_gloo(held)
+    return n_cut, [end for _one, end in held]
+
+
+def _shut_down(one: Connection, how: int) -> socket.socket | None:
+    """Return a duplicate. A descriptor that the process has reused for another file is left alone."""
+    with contextlib.suppress(OSError):
+        end = socket.socket(fileno=os.dup(one.fd))
+        try:
             if os.fstat(end.fileno()).st_ino == one.inode:
-                end.shutdown(socket.SHUT_RDWR)
-                n_cut += 1
-    return n_cut
+                end.shutdown(how)
+                return end
+            end.close()
+        except OSError:
+            end.close()
+    return None
+
+
+def _await_gloo(held: list[tuple[Connection, socket.socket]]) -> None:
+    """Until Gloo has closed its sockets. Those of others, who also use epoll, are then shut down for sending, too."""
+    give_up_at = time.monotonic() + _GLOO_CLOSES_WITHIN_S
+    while (waiting := [each for each in held if _is_open(each[0])]) and time.monotonic() < give_up_at:
+        time.sleep(_LOOK_EVERY_S)
+    for _one, end in waiting:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def _is_open(one: Connection) -> bool:
+    try:
+        return os.fstat(one.fd).st_ino == one.inode
+    except OSError:
+        return False
+
+
+def _polled(ours: int) -> set[int]:
+    """The descriptors that a thread of this process watches with epoll, as Gloo's does. NCCL and our core do not."""
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if name != str(ours) and os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                with open(f"/proc/self/fdinfo/{name}") as file:
+                    found.update(map(int, _POLLED.findall(file.read())))
+    return found
 
 
 class Peers:
@@ -108,6 +166,7 @@ class Peers:
         self._lock = threading.Lock()
         self._known: dict[int, tuple[Connection, Peer]] = {}  # by inode
         self._store_ends: list[Connection] = []
+        self._held: list[socket.socket] = []  # duplicates of Gloo's sockets that were shut down
         self._hosts: dict[int, str] = {}
         self._closings: list[Closing] = []
         self._closed = select.epoll()
@@ -234,7 +293,10 @@ class Peers:
         # A thread may be forming the first groups: their store is not known to torch yet.
         port = os.environ.get("MASTER_PORT", "")
         forming = [one for one in connections() if port == one.there.split()[1] and one.inode not in known]
-        return shut_down(ends + forming)
+        n_cut, held = shut_down(ends + forming, self._closed.fileno())
+        with self._lock:
+            self._held += held
+        return n_cut
 
     def begin_again(self) -> None:
         """Forget the connections of the last generation, which are shut down."""
@@ -243,6 +305,9 @@ class Peers:
             self._hosts.clear()
             self._closings.clear()
             self._store_ends = []
+            held, self._held = self._held, []
+        for end in held:
+            end.close()
         self._stopped.clear()
 
 
