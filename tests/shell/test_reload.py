@@ -45,7 +45,8 @@ while not os.path.exists(os.path.join(there, "end")):
     page.step()
     page.number(step)
     helper.check(step)
-    if os.path.exists(request) and not os.path.exists(f"{request}.done.{rank}"):
+    is_answered = os.path.exists(f"{request}.done.{rank}")  # first: the agent removes the request before the answers
+    if os.path.exists(request) and not is_answered:
         with open(saved, "w") as file:
             file.write(str(step))
         open(f"{request}.done.{rank}", "w").close()
@@ -138,7 +139,8 @@ def test_an_edited_script_goes_on_and_a_broken_one_is_taken_back(
     assert "a better helper" in out
     said = end(job)
     assert said.count("two ends") == 2
-    assert said.count("'train.py'") == 8, "what lies beside the script is there for the earlier files, too"
+    earlier = [line for line in said.splitlines() if "two from step" in line]
+    assert all("'train.py'" in line for line in earlier), "what lies beside the script is there for them, too"
     assert "the ranks run the script as it was in generation 2, from copies: " in job.said()
 
 
