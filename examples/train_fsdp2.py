@@ -2,8 +2,8 @@
 
     .venv/bin/ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_fsdp2.py --folder /tmp/fsdp2
 
-Each rank commits its own shards: to memory at every step, and to disk at every 20th. In a world of another size the
-shards are redistributed.
+Each rank commits its own shards: to memory at every step, and to disk at every 20th. If a rank is lost, the other ranks
+keep their processes, and all go back to the last commit. In a world of another size the shards are redistributed.
 """
 
 from __future__ import annotations
@@ -76,23 +76,26 @@ def main() -> None:
     state = elastic.State(
         model=model, optimizer=optimizer, sampler=sampler, step=0, folder=options.folder, disk_every=20
     )
-    resumed = state.resume()
-    if resumed and place.rank == 0:
-        print(f"continuing after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
-    loss = torch.zeros((), device=place.device)
-    for epoch in sampler.epochs(options.epochs):
-        for chosen in torch.utils.data.BatchSampler(sampler, options.batch, drop_last=False):
-            batch = lines[chosen]
-            loss = cross_entropy(model(batch[:, :-1]), batch[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            state.step += 1
-            state.commit(samples=len(chosen))
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        if place.rank == 0:
-            print(f"epoch {epoch + 1}: {state.step} steps, loss {total.item() / place.world_size:.4f}")
+
+    def train() -> None:  # is called again after a failure of another rank, and goes on where the state is
+        if state.step and place.rank == 0:
+            print(f"continuing after step {state.step}")
+        loss = torch.zeros((), device=place.device)
+        for epoch in sampler.epochs(options.epochs):
+            for chosen in torch.utils.data.BatchSampler(sampler, options.batch, drop_last=False):
+                batch = lines[chosen]
+                loss = cross_entropy(model(batch[:, :-1]), batch[:, 1:].flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                state.step += 1
+                state.commit(samples=len(chosen))
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            if place.rank == 0:
+                print(f"epoch {epoch + 1}: {state.step} steps, loss {total.item() / place.world_size:.4f}")
+
+    state.run(train)
     state.checkpoint()
     state.close()
     ddp.shutdown()

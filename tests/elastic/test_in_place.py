@@ -110,6 +110,18 @@ def test_replicas_of_a_shard_have_it(
     assert job.pids[0][1:] == job.pids[1][1:]
 
 
+@pytest.mark.nightly
+def test_tensor_parallel_and_fsdp2_together(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
+) -> None:
+    plan = {"model": "2d", "backend": "gloo", "epochs": 1, "draws": False}
+    calm = train(4, **plan, run=True)
+    deaths = {"1": kill(1, step=2, when="forward0"), "2": kill(0, 2, step=4, when="backward")}
+    job, told = heal((4,), **plan, kill=deaths)
+    assert told.digests() == calm.digests()
+    assert job.pids[0][3] == job.pids[1][3] == job.pids[2][3]
+
+
 def test_shards_of_a_lost_node_are_computed_from_what_others_keep(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
 ) -> None:

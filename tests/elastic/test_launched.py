@@ -189,6 +189,29 @@ def test_the_examples_go_on_where_they_were(
 
 
 @pytest.mark.nightly
+def test_the_example_in_shards_keeps_a_process(
+    launch: Callable[..., Launched], said: Path, tmp_path: Path
+) -> None:
+    script, begin = tmp_path / "train.py", "    place = ddp.init()\n"
+    source = (EXAMPLES / "train_fsdp2.py").read_text()
+    assert begin in source
+    says_its_id = (
+        "    import os; open(os.path.join(os.environ['SAID'], f'pid-{place.rank}-{os.getpid()}'), 'w')\n"
+    )
+    script.write_text(source.replace(begin, begin + says_its_id))
+    words = (str(script), "--folder", str(tmp_path / "commits"), "--epochs", "6")
+    job = launch("--nproc-per-node", "2", "--recover", "in-place", *words)
+    eventually(lambda: "epoch 1:" in job.stdout(), 100, "it trains")
+    (first,) = said.glob("pid-0-*")
+    os.kill(int(first.name.rpartition("-")[2]), signal.SIGKILL)
+    assert job.wait(100) == 0, job.stderr()
+    assert "generation 2: rank 1 keeps its process; rank 0 is started anew" in job.stderr()
+    assert "continuing after step" in job.stdout()
+    assert "epoch 6:" in job.stdout()
+    assert (len(list(said.glob("pid-0-*"))), len(list(said.glob("pid-1-*")))) == (2, 1)
+
+
+@pytest.mark.nightly
 def test_the_example_with_logical_ranks_prints_the_same_sum(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:

@@ -69,7 +69,24 @@ class Averaging(nn.Module):
         return inputs - self.average
 
 
+def sharded_in_two_ways():
+    """Tensor parallel within pairs of ranks, FSDP2 between them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 1))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["tensor"], plan, src_data_rank=None)
+    fully_shard(model[4], mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+
 def wrapped(kind):
+    if kind == "2d":
+        return sharded_in_two_ways()
     if kind in ("fsdp2", "hsdp"):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
