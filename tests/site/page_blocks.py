@@ -4,7 +4,7 @@
 ```console                      "$ " begins a command; other lines are what it prints, among other things
 ```console title="terminal 2"   the same, in another terminal; on another machine, if the title is node1, node2, ...
 
-<!-- exit code: 1 -->                            the block ends so
+<!-- exit code: 1 -->, <!-- exit code: 0 or 1 -->   the block ends so
 <!-- ends: Ctrl-C -->                            it runs until the page is over, or the terminal is used again
 <!-- not run: REASON; see tests/lab/test_slurm.py -->   it needs what a test machine lacks; what is tested instead
 <!-- shown: REASON -->                           output, or part of a file: nothing to run

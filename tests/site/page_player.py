@@ -8,10 +8,12 @@ with its own network, name and folder; `scp` copies between these folders there,
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +25,15 @@ from lab_network import Lab
 from page_blocks import blocks, missing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lab_host import Host
     from page_blocks import Block
 
 _SOON_S = 90.0
 _SCP = '#!/bin/sh -e\nfor last; do :; done\nwhile [ $# -gt 1 ]; do cp "$1" "../${last%%:*}/"; shift; done\n'
 _SUDO = '#!/bin/sh\nexec "$@"\n'  # on hosts of the lab the reader is root
-_ABOUT_JOBS = ("DDP_", "PET_", "TORCHELASTIC_", "SLURM_", "NCCL_", "PYTEST", "OMP_")
+ABOUT_JOBS = ("DDP_", "PET_", "TORCHELASTIC_", "SLURM_", "NCCL_", "PYTEST", "OMP_")
 
 
 class Terminal:
@@ -71,8 +75,10 @@ class Terminal:
         if stopped:
             self._interrupt()
         eventually(lambda: self._process.poll() is not None, _SOON_S, f"{block} ends: {self.output()}")
-        expected = int(block.said.get("exit code", "130" if stopped else "0"))
-        assert self._process.poll() == expected, f"{block}: {self._process.poll()}: {self.output()}"
+        expected = block.said.get("exit code", "130" if stopped else "0")
+        code = self._process.poll()
+        code = 128 - code if code < 0 else code  # as a shell says it
+        assert str(code) in expected.split(" or "), f"{block}: {code}: {self.output()}"
         assert missing(block, self.output()) == [], f"{block}: {self.output()}"
 
     def _interrupt(self) -> None:
@@ -98,9 +104,10 @@ def environment(folder: Path) -> dict[str, str]:
         (bins / name).chmod(0o755)
     scratch = folder / "tmp"
     scratch.mkdir()
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_ABOUT_JOBS)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ABOUT_JOBS)}
     path = f"{bins}:{Path(sys.executable).parent}:{env['PATH']}"
-    own = {"PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": str(scratch)}
+    runtime = tempfile.mkdtemp(prefix="run-")  # short: sockets are made in it
+    own = {"PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": runtime}
     return env | own | {"HOME": str(folder)}
 
 
@@ -110,16 +117,22 @@ def machines(found: list[Block]) -> list[str]:
     return sorted({title for title in titles if title.startswith("node")})
 
 
-def play(page: Path, folder: Path) -> None:
+def play(
+    page: Path, folder: Path, files: Mapping[str, str] | None = None, more: Mapping[str, str] | None = None
+) -> None:
+    """`files`: what the reader has already. `more`: of the environment."""
     found = blocks(page)
     names = machines(found)
     if names and (reason := lab_host.what_is_missing()):
         pytest.skip(reason)
     with ExitStack() as stack:
         hosts = stack.enter_context(Lab(0, *names)).hosts if names else []
-        env = environment(folder)
+        env = environment(folder) | dict(more or {})
+        stack.callback(shutil.rmtree, env["XDG_RUNTIME_DIR"], ignore_errors=True)
         for name in names or ["work"]:
             (folder / name).mkdir()
+            for file, text in (files or {}).items():
+                (folder / name / file).write_text(text)
         terminals: dict[str, Terminal] = {}
         for number, block in enumerate(found):
             home = names[0] if names else "work"
