@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from shown import ROOT, draw_chart, machine, option_parser, write_between_markers
+from shown import ROOT, draw_chart, machine, option_parser, publish
 
 SIZES = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 25 << 20, 1 << 26, 1 << 28]
 # For 2 ranks: so many times as fast as Gloo.
@@ -251,14 +251,8 @@ def main() -> None:
     if not _mpirun():
         notes = "mpi4py is not installed here, so MPI has no column. " + notes
     text = "\n\n".join([*map(text_of, tables), notes])
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(
-                {"machine": machine_line, "tables": [[t.ranks, t.times] for t in tables]}, file, indent=1
-            )
-    if options.write_docs:
-        write_between_markers(options.write_docs, "allreduce", text)
+    whole = {"machine": machine_line, "tables": [[t.ranks, t.times] for t in tables]}
+    publish("allreduce", text, whole, options)
     draw_chart(options, "allreduce", lambda path: draw(path, tables, machine_line))
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_models"))
 
-from shown import draw_chart, machine, option_parser, write_between_markers
+from shown import draw_chart, machine, option_parser, publish
 from trial import Figures, play
 
 if TYPE_CHECKING:
@@ -250,15 +250,8 @@ def main() -> None:
     if not found:
         raise SystemExit("nothing to measure: these parts do not look at these models")
     text = f"{text_of(found)}\n\nRounds: {rounds_of(found)}. Machine: {machine_line}."
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            rounds = [
-                [one.part, one.model, one.ranks, one.figures.taken, one.figures.peak_mib] for one in found
-            ]
-            json.dump({"machine": machine_line, "found": rounds}, file, indent=1)
-    if options.write_docs:
-        write_between_markers(options.write_docs, "ddp", text)
+    rounds = [[one.part, one.model, one.ranks, one.figures.taken, one.figures.peak_mib] for one in found]
+    publish("ddp", text, {"machine": machine_line, "found": rounds}, options)
     draw_chart(options, "ddp", lambda path: _draw(path, found, machine_line))
 
 

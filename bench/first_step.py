@@ -17,10 +17,10 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from shown import write_between_markers
+from shown import machine, publish
 from sidebyside import DDP_LAUNCH, Contender, Run, play_all
 from watched import RANK_SCRIPTS, RunFailed, WatchedRun
 
@@ -46,15 +46,50 @@ _OF_TARGET = ("mlp torch", "gpt torch")
 
 if TYPE_CHECKING:
     Played = dict[str, list[dict[str, Run]]]
-    CommandOf = Callable[[Contender, list[str]], list[str]]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True, slots=True)
+class OfSteps:
+    """The part "steps" of one bench.
+
+    `name`: of its place in the document. `command`: what starts a script with these words under this launcher.
+    """
+
+    name: str
+    ranks: int
+    command: Callable[[Contender, list[str]], list[str]]
+    with_torchft: bool
+    has_target: bool
+
+
+def play_parts(
+    parser: argparse.ArgumentParser, of_death: Callable[[argparse.Namespace], None], of_steps: OfSteps
+) -> None:
+    """Add the options of the parts, read the command line, and measure the parts that it names."""
+    _add_options(parser)
+    options = parser.parse_args()
+    if "death" in options.parts:
+        of_death(options)
+    if "steps" in options.parts:
+        machine_line = machine()
+        players = _contenders(options, torchft=of_steps.with_torchft)
+        played = _play_jobs(options, players, of_steps)
+        _report(of_steps, played, players, machine_line, options)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--train-for", type=float, default=8.0, help="seconds from the first step to the death (default 8)"
+    )
     parser.add_argument(
         "--parts", nargs="+", choices=("death", "steps"), default=["death", "steps"], help="default: both"
     )
     parser.add_argument(
-        "--jobs", nargs="+", choices=tuple(JOBS), default=list(JOBS), help="of the part steps (default: all)"
+        "--jobs",
+        nargs="+",
+        choices=tuple(JOBS),
+        default=list(JOBS),
+        help="of the part steps (default: all of them)",
     )
     parser.add_argument(
         "--others",
@@ -64,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def contenders(options: argparse.Namespace, *, torchft: bool) -> list[Contender]:
+def _contenders(options: argparse.Namespace, *, torchft: bool) -> list[Contender]:
     """With those of the other projects that are installed."""
     found = [TORCHRUN, DDP_LAUNCH]
     nvrx = os.path.join(options.others, "ft_launcher")
@@ -75,7 +110,9 @@ def contenders(options: argparse.Namespace, *, torchft: bool) -> list[Contender]
     return found
 
 
-def to_first_step(command: list[str], contender: Contender, ranks: int, options: argparse.Namespace) -> float:
+def _to_first_step(
+    command: list[str], contender: Contender, ranks: int, options: argparse.Namespace
+) -> float:
     bound_s = options.timeout + options.train_for
     new_ranks = 1 if contender.name == TORCHFT else ranks
     with WatchedRun(command, dict(contender.env), bound_s) as run:
@@ -86,21 +123,18 @@ def to_first_step(command: list[str], contender: Contender, ranks: int, options:
         return run.last("stepped", new_ranks, attempt=1) - run.last("kill", 1)
 
 
-def play_jobs(
-    options: argparse.Namespace, players: Sequence[Contender], command_of: CommandOf, ranks: int
-) -> Played:
-    """`command_of`: what starts a script with these words under this launcher."""
+def _play_jobs(options: argparse.Namespace, players: Sequence[Contender], of_steps: OfSteps) -> Played:
+    ranks = of_steps.ranks
 
     def measure(contender: Contender, job: str) -> dict[str, float]:
         words = job.split()
         if contender.name != TORCHFT:
-            return {
-                "stepped": to_first_step(command_of(contender, [TRAINS, *words]), contender, ranks, options)
-            }
+            command = of_steps.command(contender, [TRAINS, *words])
+            return {"stepped": _to_first_step(command, contender, ranks, options)}
         if "ours" in words:
             raise RunFailed("torchft has a DDP of its own")
         command = [contender.command, REPLICAS, str(ranks), TORCHFT_TRAINS, *words]
-        return {"stepped": to_first_step(command, contender, ranks, options)}
+        return {"stepped": _to_first_step(command, contender, ranks, options)}
 
     played: Played = {}
     for job in options.jobs:
@@ -113,7 +147,7 @@ def play_jobs(
     return played
 
 
-def table(played: Played, players: Sequence[Contender], *, has_target: bool) -> str:
+def _table(played: Played, players: Sequence[Contender], *, has_target: bool) -> str:
     names = [each.name for each in players]
     titles = [
         "first training step after the death",
@@ -135,7 +169,7 @@ def table(played: Played, players: Sequence[Contender], *, has_target: bool) -> 
     return "\n".join(lines)
 
 
-def tally(played: Played, players: Sequence[Contender]) -> str:
+def _tally(played: Played, players: Sequence[Contender]) -> str:
     parts = []
     for name in (each.name for each in players):
         runs = [each[name] for rounds in played.values() for each in rounds if name in each]
@@ -143,37 +177,35 @@ def tally(played: Played, players: Sequence[Contender]) -> str:
     return "; ".join(parts) + "."
 
 
-def report(
-    name: str, played: Played, players: Sequence[Contender], machine_line: str, options: argparse.Namespace
+def _report(
+    of_steps: OfSteps,
+    played: Played,
+    players: Sequence[Contender],
+    machine_line: str,
+    options: argparse.Namespace,
 ) -> None:
-    one_node = any(each.name == TORCHFT for each in players) or name.startswith("restart")
     load = f"load average at the end {os.getloadavg()[0]:.2f}"
     text = "\n\n".join(
         (
-            table(played, players, has_target=one_node),
-            tally(played, players),
+            _table(played, players, has_target=of_steps.has_target),
+            _tally(played, players),
             f"Machine: {machine_line}, {load}.",
         )
     )
-    print(text)
-    if options.json:
-        _add_json(options.json, played, fresh="death" not in options.parts)
-    if options.write_docs:
-        write_between_markers(options.write_docs, name, text)
-
-
-def _add_json(path: str, played: Played, *, fresh: bool) -> None:
-    """Beside the tables of the other part, if that wrote any."""
-    whole = {}
-    if not fresh:
-        with open(path) as file:
-            whole = json.load(file)
+    whole = _tables_of_death(options)
     whole["steps"] = {
         job: [{name: asdict(run) for name, run in each.items()} for each in rounds]
         for job, rounds in played.items()
     }
-    with open(path, "w") as file:
-        json.dump(whole, file, indent=1)
+    publish(of_steps.name, text, whole, options)
+
+
+def _tables_of_death(options: argparse.Namespace) -> dict[str, Any]:
+    """What the other part of this command has saved."""
+    if not options.json or "death" not in options.parts:
+        return {}
+    with open(options.json) as file:
+        return dict(json.load(file))
 
 
 def _line(cells: Sequence[str]) -> str:

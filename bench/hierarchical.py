@@ -24,7 +24,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shown import ROOT, machine, write_between_markers
+from shown import ROOT, machine, publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,12 +267,7 @@ def main() -> None:
     found = measure(options)
     notes = f"Rounds: {options.rounds}. Machine: {machine_line}."
     text = f"{text_of(found, options.models)}\n\n{notes}"
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"machine": machine_line, "tables": found}, file, indent=1)
-    if options.write_docs:
-        write_between_markers(options.write_docs, "hierarchical", text)
+    publish("hierarchical", text, {"machine": machine_line, "tables": found}, options)
 
 
 if __name__ == "__main__":

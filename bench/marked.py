@@ -10,7 +10,6 @@ CPU time of process 0 is shown as well: it depends less on what else the machine
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_models"))
 
-from shown import machine, option_parser, write_between_markers
+from shown import machine, option_parser, publish
 from trial import Figures, play
 
 if TYPE_CHECKING:
@@ -68,13 +67,8 @@ def main() -> None:
     found = [(model, every, measured(model, every, options)) for model in options.models for every in EVERY]
     text = "\n".join([HEAD, *(row(*each) for each in found)])
     text += f"\n\nRounds: {options.rounds}. Machine: {machine_line}."
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            rows = [(model, every, figures.taken) for model, every, figures in found]
-            json.dump({"machine": machine_line, "found": rows}, file, indent=1)
-    if options.write_docs:
-        write_between_markers(options.write_docs, "marked", text)
+    rows = [(model, every, figures.taken) for model, every, figures in found]
+    publish("marked", text, {"machine": machine_line, "found": rows}, options)
 
 
 if __name__ == "__main__":

@@ -120,25 +120,19 @@ def of_death(options: argparse.Namespace) -> None:
     report("recovery", findings, machine_line, options)
 
 
-def of_steps(options: argparse.Namespace) -> None:
-    machine_line = machine()
-    players = steps.contenders(options, torchft=False)
-    played = steps.play_jobs(options, players, lambda c, script: command(c, "2", script), 2 * PER_NODE)
-    steps.report("recovery-steps", played, players, machine_line, options)
+OF_STEPS = steps.OfSteps(
+    "recovery-steps",
+    2 * PER_NODE,
+    lambda contender, script: command(contender, "2", script),
+    with_torchft=False,
+    has_target=False,
+)
 
 
 def main() -> None:
     parser = option_parser(__doc__ or "", rounds=5, timeout_s=45.0)
     parser.add_argument("--node-rounds", type=int, default=2, help="of the node's loss (default 2)")
-    parser.add_argument(
-        "--train-for", type=float, default=8.0, help="seconds from the first step to the death"
-    )
-    steps.add_options(parser)
-    options = parser.parse_args()
-    if "death" in options.parts:
-        of_death(options)
-    if "steps" in options.parts:
-        of_steps(options)
+    steps.play_parts(parser, of_death, OF_STEPS)
 
 
 if __name__ == "__main__":

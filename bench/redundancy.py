@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shown import machine, option_parser, write_between_markers
+from shown import machine, option_parser, publish
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -206,11 +206,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         lines += ["", resume(Path(folder), options.timeout)]
     text = "\n".join(lines) + f"\n\nRounds: {options.rounds}. Machine: {machine_line}."
-    print(text)
-    if options.json:
-        Path(options.json).write_text(json.dumps(lines))
-    if options.write_docs:
-        write_between_markers(options.write_docs, "redundancy", text)
+    publish("redundancy", text, lines, options)
 
 
 if __name__ == "__main__":

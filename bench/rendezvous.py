@@ -30,7 +30,7 @@ __path__ = [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 from meet.service import STORES, Service, available, serving
 from meet.sessions import Sessions
-from shown import ROOT, draw_chart, machine, option_parser, write_between_markers
+from shown import ROOT, draw_chart, machine, option_parser, publish
 from watched import RunFailed
 
 if TYPE_CHECKING:
@@ -256,13 +256,7 @@ def main() -> None:
 def report(played: list[Played], machine_line: str, options: argparse.Namespace) -> None:
     tables = [compared(played)] if any(p.contender == C10D for p in played) else []
     text = "\n\n".join([*tables, alone(played), tally(played), f"Machine: {machine_line}."])
-    print(text)
-    if options.json:
-        whole = {"machine": machine_line, "tables": [_as_json(p) for p in played]}
-        with open(options.json, "w") as file:
-            json.dump(whole, file, indent=1)
-    if options.write_docs:
-        write_between_markers(options.write_docs, "rendezvous", text)
+    publish("rendezvous", text, {"machine": machine_line, "tables": [_as_json(p) for p in played]}, options)
     draw_chart(options, "rendezvous", lambda path: _draw(path, played, machine_line))
 
 

@@ -43,8 +43,7 @@ QUANTITIES = (
 
 
 def measure(contender: Contender, timeout_s: float) -> dict[str, float]:
-    command = contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", SCRIPT)
-    with WatchedRun(command, dict(contender.env), timeout_s) as run:
+    with WatchedRun(command(contender, [SCRIPT]), dict(contender.env), timeout_s) as run:
         run.until(lambda run: len(run.of("reduced")) == RANKS)
         old = [stamp.pid for stamp in run.of("reduced")]
         for pid in old:
@@ -60,8 +59,7 @@ def measure(contender: Contender, timeout_s: float) -> dict[str, float]:
 
 
 def first_step(contender: Contender, train_for_s: float, timeout_s: float) -> dict[str, float]:
-    command = contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", TRAINS)
-    with WatchedRun(command, dict(contender.env), timeout_s + train_for_s) as run:
+    with WatchedRun(command(contender, [TRAINS]), dict(contender.env), timeout_s + train_for_s) as run:
         run.until(lambda run: len(run.of("stepped")) == RANKS)
         time.sleep(train_for_s)  # what is measured depends on it, so it is a part of the measurement
         run.open_gate(1)
@@ -97,29 +95,17 @@ def of_death(options: argparse.Namespace) -> None:
     report("restart", findings, machine_line, options)
 
 
-def of_steps(options: argparse.Namespace) -> None:
-    machine_line = machine()
-    players = steps.contenders(options, torchft=True)
+def command(contender: Contender, script: list[str]) -> list[str]:
+    return contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", *script)
 
-    def command(contender: Contender, script: list[str]) -> list[str]:
-        return contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", *script)
 
-    played = steps.play_jobs(options, players, command, RANKS)
-    steps.report("restart-steps", played, players, machine_line, options)
+OF_STEPS = steps.OfSteps("restart-steps", RANKS, command, with_torchft=True, has_target=True)
 
 
 def main() -> None:
     parser = option_parser(__doc__ or "", timeout_s=30.0)
     parser.add_argument("--shared-store", action="store_true", help="torchrun as it comes; it may hang")
-    parser.add_argument(
-        "--train-for", type=float, default=8.0, help="seconds from the first step to the death"
-    )
-    steps.add_options(parser)
-    options = parser.parse_args()
-    if "death" in options.parts:
-        of_death(options)
-    if "steps" in options.parts:
-        of_steps(options)
+    steps.play_parts(parser, of_death, OF_STEPS)
 
 
 if __name__ == "__main__":

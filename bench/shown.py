@@ -104,11 +104,8 @@ def option_parser(doc: str, rounds: int = 7, timeout_s: float = 60.0) -> argpars
 def report(name: str, findings: Sequence[Finding], machine_line: str, options: argparse.Namespace) -> None:
     blocks = [f"{table(f.title, f.comparisons)}\n\n{tally(f.rounds)}" for f in findings]
     text = "\n\n".join([*blocks, f"Machine: {machine_line}."])
-    print(text)
-    if options.json:
-        _write_json(options.json, findings, machine_line)
-    if options.write_docs:
-        write_between_markers(options.write_docs, name, text)
+    whole = {"machine": machine_line, "tables": [asdict(finding) for finding in findings]}
+    publish(name, text, whole, options)
     draw_chart(options, name, lambda path: _draw(path, findings, machine_line))
 
 
@@ -129,10 +126,14 @@ def draw_chart(options: argparse.Namespace, name: str, draw: Callable[[str], Non
         print(f"no chart: {error}; `make install-bench` installs what it needs", file=sys.stderr)
 
 
-def _write_json(path: str, findings: Sequence[Finding], machine_line: str) -> None:
-    whole = {"machine": machine_line, "tables": [asdict(finding) for finding in findings]}
-    with open(path, "w") as file:
-        json.dump(whole, file, indent=1)
+def publish(name: str, text: str, figures: object, options: argparse.Namespace) -> None:
+    """Print the text; save the figures, and put the text between its markers, where the options ask for it."""
+    print(text)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(figures, file, indent=1)
+    if options.write_docs:
+        write_between_markers(options.write_docs, name, text)
 
 
 def write_between_markers(path: str, name: str, text: str) -> None:

@@ -11,7 +11,6 @@ are left have finished a training step.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ import sys
 import time
 
 from recovery import PER_NODE, STARTER, nodes_of
-from shown import machine, option_parser, write_between_markers
+from shown import machine, option_parser, publish
 from watched import RANK_SCRIPTS, Hung, RunFailed, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "heals.py")
@@ -65,12 +64,7 @@ def main() -> None:
             else:
                 print(f"{how}: {taken[how][-1]:.3f} s", file=sys.stderr, flush=True)
     text = f"{table(taken)}\n\nRounds: {options.rounds}, {failed} runs without a figure. Machine: {machine_line}."
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"machine": machine_line, "taken": taken, "failed": failed}, file, indent=1)
-    if options.write_docs:
-        write_between_markers(options.write_docs, "silent", text)
+    publish("silent", text, {"machine": machine_line, "taken": taken, "failed": failed}, options)
 
 
 def table(taken: dict[str, list[float]]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import statistics
@@ -24,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shown import ROOT, machine, write_between_markers
+from shown import ROOT, machine, publish
 
 # The package, not the bench of that name beside this one.
 sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]
@@ -147,11 +146,7 @@ def main() -> None:
     line, found = machine(), play(options)
     sizes = ", ".join(f"{n:,} nodes {len(encode_state(state_of(n))) / 1024:,.0f} KiB" for n in options.nodes)
     text = f"{table(found)}\n\nA state as it is written: {sizes}.\n\nMachine: {line}."
-    print(text)
-    if options.json:
-        Path(options.json).write_text(json.dumps([{n: getattr(f, n) for n in f.__slots__} for f in found]))
-    if options.write_docs:
-        write_between_markers(options.write_docs, "store", text)
+    publish("store", text, [{n: getattr(f, n) for n in f.__slots__} for f in found], options)
 
 
 if __name__ == "__main__":

@@ -147,6 +147,11 @@ class WatchedRun:
     def of(self, event: str, attempt: int = 0) -> list[Stamp]:
         return [stamp for stamp in self.stamps if (stamp.event, stamp.attempt) == (event, attempt)]
 
+    def values(self, name: str) -> list[float]:
+        """What ranks have stamped as `name=value`."""
+        pairs = (stamp.event.partition("=") for stamp in self.stamps)
+        return [float(value) for found, _, value in pairs if found == name and value]
+
     def last(self, event: str, ranks: int, attempt: int = 0) -> float:
         """When the last of all ranks got there."""
         stamps = self.of(event, attempt)

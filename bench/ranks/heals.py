@@ -5,8 +5,10 @@ heals.py DEATHS [mlp|gpt] [ours|torch] [compile]
 
 import os
 import signal
+import statistics
 import sys
 import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ import ddp
 from ddp import elastic
 
 DEATHS = int(sys.argv[1])
+SAMPLE = 25  # steps
 os.environ.setdefault("DDP_BACKEND", "gloo")
 
 
@@ -48,17 +51,22 @@ def die_when_told() -> None:
 
 def train() -> None:
     first = True
+    taken: list[float] = []
     if attempt() < DEATHS and dist.get_rank() == dist.get_world_size() - 1:
         threading.Thread(target=die_when_told, daemon=True).start()
     while attempt() < DEATHS or first:
+        began = time.perf_counter()
         optimizer.zero_grad()
         forward(inputs).square().mean().backward()
         optimizer.step()
         state.step += 1
         state.commit()
+        taken.append(time.perf_counter() - began)
         if first:
             stamp("stepped")
             first = False
+        if len(taken) == SAMPLE:
+            stamp(f"step_s={statistics.median(taken):.6f}")
 
 
 state.run(train)
