@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from ddp.elastic import commits, leaves, seeds
+from ddp.elastic.generator_memory import NumpyGenerator, PythonGenerator
 from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongValue
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ddp.elastic.team import Team
 
 _NUMPY = "numpy.random"
+_of_python, _of_numpy = PythonGenerator(), NumpyGenerator()
 
 
 @runtime_checkable
@@ -62,14 +64,14 @@ def set(states: dict[str, Any]) -> None:
 
 def hold() -> Callable[[], None]:
     """Return a function that sets all of them back to where they are now. Nothing is packed, so this costs little."""
-    cpu, others, python = torch.get_rng_state(), accelerator.rng_state(), random.getstate()
+    cpu, others, set_python_back = torch.get_rng_state(), accelerator.rng_state(), _of_python.hold()
     numpy = sys.modules.get(_NUMPY)
-    of_numpy = None if numpy is None else numpy.get_state(legacy=False)
+    of_numpy = None if numpy is None else _of_numpy.state(numpy)
 
     def set_back() -> None:
         torch.set_rng_state(cpu)
         accelerator.set_rng_state(others)
-        random.setstate(python)
+        set_python_back()
         if numpy is not None:
             _set_numpy(numpy, of_numpy)
 

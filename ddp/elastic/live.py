@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 _ATOMIC = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy. Most values are numbers, for which `copy.deepcopy` takes much longer than this look at the type."""
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy. Most values are numbers, for which `copy.deepcopy` takes much longer than this look at the types."""
+    if _ATOMIC.issuperset(map(type, values.values())):
+        return dict(values)
     return {name: _copied_value(value) for name, value in values.items()}
 
 
@@ -46,7 +48,7 @@ class Mark:
     ) -> None:
         self.number = number
         self.restore_generators = generators.hold()
-        self._fields = _copied(dict(fields))
+        self._fields = _copied(fields)
         self._own = [
             (each, copy.deepcopy(each.state())) for each in own.values() if isinstance(each, PerRank)
         ]
@@ -58,10 +60,11 @@ class Mark:
 
     def _keep(self, each: Any) -> None:
         if isinstance(each, torch.nn.Module):
-            self._buffers += [(buffer, buffer.detach().clone()) for buffer in each.buffers()]
+            self._buffers += [(buffer, buffer.detach().clone()) for buffer in _buffers_of(each)]
         elif isinstance(each, torch.optim.Optimizer):
             for group in each.param_groups:
-                settings = {name: value for name, value in group.items() if name != "params"}
+                settings = group.copy()
+                del settings["params"]
                 self._settings.append((group, _copied(settings)))
         else:
             self._others.append((each, copy.deepcopy(each.state_dict())))
@@ -126,6 +129,24 @@ class Live:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._mark = [], None
+
+
+def _buffers_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The buffers of a module and of all modules below it, as `Module.buffers()` finds them in several times this time.
+
+    They are found anew for each mark: a script may exchange modules and buffers between two steps.
+    """
+    found: list[torch.Tensor] = []
+    seen, waiting = {module}, [module]
+    while waiting:
+        each = waiting.pop()
+        if buffers := each._buffers:
+            found += [buffer for buffer in buffers.values() if buffer is not None]
+        for child in each._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found
 
 
 def drop_gradients(objects: Mapping[str, Any]) -> None:

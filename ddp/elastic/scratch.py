@@ -88,8 +88,13 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-def sweep(root: Path) -> None:
-    """Remove the folders of jobs whose launcher is gone."""
+def sweep(places: list[Path]) -> None:
+    """Remove the folders of jobs whose launcher is gone, beside ours."""
+    for place in places:
+        _sweep(place.parent)
+
+
+def _sweep(root: Path) -> None:
     ours = (os.getuid(), _process_space())
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(root)):

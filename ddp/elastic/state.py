@@ -8,7 +8,6 @@ beside the training (`overlap`), it is one more of both. When a new generation r
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -108,8 +107,9 @@ class State:
         self._resumed_in: str | None = None  # the generation
 
     def __getattr__(self, name: str) -> Any:
-        with contextlib.suppress(KeyError):
-            return self.__dict__["_contents"].fields[name]
+        contents = self.__dict__.get("_contents")
+        if contents is not None and name in contents.fields:
+            return contents.fields[name]
         raise AttributeError(_NO_FIELD.format(name=name))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -167,6 +167,9 @@ class State:
     def resume(self) -> Resumed | None:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
         open_states.enter(self, self._scope)
+        places = scratch.folders(os.environ, self._scope)
+        if self._live is None and not joining.is_joining():  # else others wait, and it was done before
+            scratch.sweep(places)
         joining.joined()
         if self._keeper is not None:
             self._keeper.settle()
@@ -175,12 +178,9 @@ class State:
             sampler.move(team.rank, team.size)
         for world in self._logical_worlds:
             world.move(team)
-        places = scratch.folders(os.environ, self._scope)
         node = resume.node_name(places)
         (part, parts), regions = self._contents.partition(team.rank, team.size)
         positions = self._save_live(team, node, is_whole=parts == 1 and not self._contents.averagers)
-        for place in places:
-            scratch.sweep(place.parent)
         members = team.gather(commits.Member(node, part, parts))
         role = commits.roles(tuple(members), bool(self._contents.averagers))[team.rank]
         local = resume.find_images(team, places, self._folder)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-from ddp.groups import reform, stores
+from ddp.groups import reform, stores, wrappers
 from ddp.groups.meeting import Meeting
 from ddp.groups.reform_plan import Announced
 from ddp.groups.shared_work import FinishedWork
@@ -87,6 +87,7 @@ def install() -> None:
     for name in (torch_names.VERIFY_MODEL, torch_names.SYNC_STATES_OF_DDP):
         torch_api.patch(name, _skipping)
     torch_api.patch(torch_names.PRE_FORWARD, _refusing_forward)
+    wrappers.watch_from_start()
     _gate.is_installed = True
     for group_class in _group_classes:
         _watch(group_class)

@@ -96,6 +96,7 @@ def reform() -> None:
     """
     global _reforming, _work
     began = time.monotonic()
+    wrappers.find_unnoticed()  # now, while the replacements start
     _work = _work or _take_apart()
     if _work is None:
         return

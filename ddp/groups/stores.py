@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ASK_AFTER_S = 0.001
-_ASK_EVERY_S = 0.05  # at most, and then less often: a hundredth of the time that has passed
+_ASK_EVERY_S = 0.05
 _SELDOM_S = 0.5
 
 
@@ -32,13 +32,21 @@ def await_keys(store: Any, keys: list[str], timeout_s: float, interrupted: Calla
     if interrupted is never:
         _wait(store, keys, timeout_s)
         return
-    began, pause = time.monotonic(), _ASK_AFTER_S
+    began = time.monotonic()
     while not _has(store, keys, interrupted):
         passed = time.monotonic() - began
         if passed >= timeout_s:
             raise TimeoutError(f"the store does not have {keys} after {timeout_s:g} s")
-        time.sleep(pause)
-        pause = min(1.5 * pause, max(_ASK_EVERY_S, min(passed / 100, _SELDOM_S)))
+        time.sleep(pause_after(passed))
+
+
+def pause_after(passed: float) -> float:
+    """How long to wait before the store is asked again.
+
+    A member that is a little late is noticed after a tenth more of that time at most. The pauses grow with the wait, so
+    that many ranks that wait for long do not keep the store busy.
+    """
+    return max(_ASK_AFTER_S, min(passed / 10, _ASK_EVERY_S), min(passed / 100, _SELDOM_S))
 
 
 def _has(store: Any, keys: list[str], interrupted: Callable[[], str]) -> bool:

@@ -26,12 +26,13 @@ from ddp.groups.reform_plan import CannotReform
 from ddp.telemetry import torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _TORCHS_MODULE = "torch.nn.parallel.distributed"
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 _watching: list[Any] = []
+_searched: list[bool] = []
 _seeds: dict[int, tuple[Any, Any]] = {}  # by the identity of the state, which has no weak references
 _renewers: list[tuple[type, Callable[[Any], None]]] = []
 
@@ -43,13 +44,33 @@ def renew_with(kind: type, renew: Callable[[Any], None]) -> None:
 
 def watch() -> None:
     """Note every model that is wrapped from now on, and find those that were wrapped before. Once in a process."""
-    if _watching:
-        return
+    if not _watching:
+        watch_from_start()
+        find_unnoticed()
+
+
+def watch_from_start() -> None:
+    """Note every model that is wrapped from now on. No model is wrapped yet."""
     register = torch.nn.modules.module.register_module_module_registration_hook
     _watching.append(register(_note))
-    for each in gc.get_objects():
-        if _is_wrapper(type(each)):
-            _live.add(each)
+
+
+def find_unnoticed() -> None:
+    """Find wrappers that nobody noted: made before, or by `copy.deepcopy`. It looks at all objects, so only once."""
+    if _searched or not _watching:
+        return
+    _searched.append(True)
+    torchs = sys.modules.get(_TORCHS_MODULE)
+    if torchs is not None:
+        kinds = set(_with_subclasses(torchs.DistributedDataParallel))
+        _live.update(each for each in gc.get_objects() if type(each) in kinds)
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    subclasses: list[type[Any]] = kind.__subclasses__()
+    for each in subclasses:
+        yield from _with_subclasses(each)
 
 
 def remember() -> None:

@@ -50,6 +50,8 @@ def install(page: Page) -> None:
     marks = status_page.keep("collectives", _Marks(page))
     marks.watch_group_class(ProcessGroup)
     marks.watch_work_class(Work)
+    for group_class, work_classes in _own_classes():
+        marks.watch_classes(group_class, work_classes)
     _watch_names()
 
 
@@ -146,12 +148,21 @@ def _creators(page: Page, op: str, ranks: list[int]) -> int:
 
 
 def watch(group_class: type, work_classes: tuple[type, ...]) -> None:
-    """Record the collectives of a group class written in Python, which has its own methods, if tracing is on."""
+    """Record the collectives of a group class written in Python, which has its own methods, if tracing is on.
+
+    A process that was forked after the import of the class installs its marks later.
+    """
+    if any(group_class is each for each, _work_classes in _own_classes()):
+        return
+    _own_classes().append((group_class, work_classes))
     marks = status_page.kept("collectives")
     if marks is not None:
-        marks.watch_group_class(group_class)
-        for work_class in work_classes:
-            marks.watch_work_class(work_class)
+        marks.watch_classes(group_class, work_classes)
+
+
+def _own_classes() -> list[tuple[type, tuple[type, ...]]]:
+    known: list[tuple[type, tuple[type, ...]]] | None = status_page.kept("own group classes")
+    return known if known is not None else status_page.keep("own group classes", [])
 
 
 def start_anew() -> None:
@@ -233,6 +244,11 @@ class _Marks:
         self._page.forget()
 
     # --- start of a collective -----------------------------------------------------------------------
+
+    def watch_classes(self, group_class: type, work_classes: tuple[type, ...]) -> None:
+        self.watch_group_class(group_class)
+        for work_class in work_classes:
+            self.watch_work_class(work_class)
 
     def watch_group_class(self, group_class: type) -> None:
         for name, facts in FACTS.items():

@@ -225,6 +225,8 @@ FULL_PRECISION, HOOK_OF_FORWARD = "_fp_param", "_ddp_mp_hook_state"
 ON_OBJECTS: dict[str, str] = {
     "_version": "torch.Tensor: counts changes in place",
     "_values": "torch.Tensor: the values of a sparse tensor that is not coalesced",
+    "_buffers": "torch.nn.Module: its own buffers, without those of the modules below it",
+    "_modules": "torch.nn.Module: the modules directly below it",
     "_cdata": "torch.UntypedStorage: the address of its C++ object",
     "_idx": "torch.nn.Parameter: its index, which torch's mixed precision reads",
     GATHERED: "FSDPParam: the whole parameter, once it has been gathered",

@@ -11,6 +11,7 @@ A record is text: one JSON list per line.
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ Variables = dict[str, "str | None"]
 # Each fork gets a random state of its own for them. They come first, so that nothing else is refused for their sake.
 RESEEDED = ("numpy.random",)
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+# Also our own library, which may be used from a checkout.
+_LIBRARY = os.path.normpath(os.path.join(os.path.abspath(__file__), "../../../ddp")) + os.sep
 
 
 class Record(NamedTuple):
@@ -99,7 +102,7 @@ def _same_everywhere(name: str, records: Sequence[Record], stdlib: str) -> bool:
 def is_installed(origin: str, stdlib: str) -> bool:
     return (
         origin in ("built-in", "frozen")
-        or origin.startswith(stdlib)
+        or origin.startswith((stdlib, _LIBRARY))
         or any(each in origin for each in _INSTALLED)
     )
 

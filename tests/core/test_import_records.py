@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from launcher.template.import_records import (
@@ -15,6 +16,7 @@ from launcher.template.import_records import (
     parse,
 )
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STDLIB = "/usr/lib/python3.12/"
 SITE = "/venv/lib/site-packages"
 
@@ -53,6 +55,12 @@ def test_only_the_standard_library_and_installed_packages() -> None:
     }
     one = record(*(line for name, at in places.items() for line in imported(name, at=at or " ")))
     assert names(candidates([one], set(), STDLIB)) == ["json", "numpy", "apt", "builtin"]
+
+
+def test_our_own_library_counts_as_installed_in_a_checkout_too() -> None:
+    at = os.path.join(ROOT, "ddp", "shm.py")
+    one = record(*imported("ddp.shm", at=at), *imported("mine", at=os.path.join(ROOT, "ddp_mine.py")))
+    assert names(candidates([one], set(), STDLIB)) == ["ddp.shm"]
 
 
 def test_what_a_package_imports_comes_with_it_but_the_scripts_own_files_are_looked_through() -> None:

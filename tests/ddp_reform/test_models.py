@@ -44,7 +44,7 @@ MORE_CASES = [
         ("gloo", "ours", "plain"),
         ("shm", "ours", "views"),
     ],
-    *[("gloo", "torchs", options) for options in ("unused", "views")],
+    *[("gloo", "torchs", options) for options in ("unused", "views", "copied")],
 ]
 
 

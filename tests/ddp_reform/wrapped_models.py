@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 from typing import Any
@@ -23,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "unused": {"find_unused_parameters": True},
     "views": {"gradient_as_bucket_view": True},
     "tuned": {"bucket_cap_mb": "auto"},
+    "copied": {},
 }
 
 
@@ -63,6 +65,8 @@ def top(backend: str, kind: str, options: str, hook: str = "") -> dict[str, Any]
     # torch's PowerSGD waits inside of callbacks, so two buckets would block the two threads of Gloo for ever.
     megabytes = 25 if hook == "torchs" else 0.02
     wrapped = wrap(model, **{"bucket_cap_mb": megabytes, **OPTIONS[options]})
+    if options == "copied":  # no hook of torch's sees that wrapper
+        wrapped = copy.deepcopy(wrapped)
     if hook == "ours":
         wrapped.register_comm_hook(PowerSGD(rank=2, start_step=2), comm_hooks.power_sgd)
     if hook == "torchs":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from torch import nn
 
+from ddp.elastic.generator_memory import NumpyGenerator, PythonGenerator
 from ddp.elastic.live import Live, drop_gradients
 
 
@@ -56,3 +58,84 @@ def test_after_a_step_of_the_optimizer_the_mark_is_no_state_any_more() -> None:
     live.mark(7)
     objects["optimizer"].step()  # type: ignore[attr-defined]
     assert live.number == 7, "it still watches"
+
+
+def drawn_by_python() -> list[float]:
+    return [random.gauss(0, 1), *(random.random() for _ in range(700))]
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_pythons_generator_comes_back_from_the_copy_of_its_memory(pending: bool) -> None:
+    random.seed(3)
+    if pending:
+        random.gauss(0, 1)  # the next call returns the second number of the pair
+    generator = PythonGenerator()
+    set_back = generator.hold()
+    assert generator._address, "this interpreter keeps the words elsewhere: a mark takes longer"
+    first, state = drawn_by_python(), random.getstate()
+    set_back()
+    assert drawn_by_python() == first
+    assert random.getstate() == state
+
+
+def test_pythons_generator_of_another_kind_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = type("Other", (random.Random,), {})(5)
+    for name in ("getstate", "setstate", "random", "gauss"):
+        monkeypatch.setattr(random, name, getattr(other, name))
+    generator = PythonGenerator()
+    set_back = generator.hold()
+    assert not generator._address
+    first = drawn_by_python()
+    set_back()
+    assert drawn_by_python() == first
+
+
+def test_numpys_generator_is_asked_only_if_it_has_changed() -> None:
+    numpy_random = pytest.importorskip("numpy").random
+    if not hasattr(numpy_random, "get_bit_generator"):
+        pytest.skip("an old NumPy is always asked")
+    numpy_random.seed(3)
+    generator = NumpyGenerator()
+    before = generator.state(numpy_random)
+    assert generator.state(numpy_random) is before
+    for draw in (numpy_random.rand, numpy_random.standard_normal, lambda: numpy_random.seed(4)):
+        draw()
+        for _ in range(2):
+            state = generator.state(numpy_random)
+            assert str(state) == str(numpy_random.get_state(legacy=False))
+    numpy_random.seed(3)
+    numpy_random.standard_normal()
+    pending = generator.state(numpy_random)
+    assert pending["has_gauss"]
+    numpy_random.standard_normal()  # the block stays as it is
+    assert not generator.state(numpy_random)["has_gauss"]
+
+
+def test_numpys_generator_of_another_kind_is_asked() -> None:
+    numpy_random = pytest.importorskip("numpy").random
+    if not hasattr(numpy_random, "set_bit_generator"):
+        pytest.skip("an old NumPy has one kind only")
+    kept = numpy_random.get_bit_generator()
+    generator = NumpyGenerator()
+    generator.state(numpy_random)
+    try:
+        numpy_random.set_bit_generator(numpy_random.PCG64(1))
+        first = generator.state(numpy_random)
+        numpy_random.rand()
+        assert first["bit_generator"] == "PCG64"
+        assert generator.state(numpy_random)["state"] != first["state"]
+    finally:
+        numpy_random.set_bit_generator(kept)
+    assert generator.state(numpy_random)["bit_generator"] == kept.state["bit_generator"]
+
+
+def test_buffers_are_those_that_torch_lists_also_after_a_module_was_exchanged() -> None:
+    inner = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
+    model = nn.ModuleDict({"a": inner, "b": nn.Linear(4, 4), "again": inner})
+    model.register_buffer("empty", None)
+    live = Live({"model": model}, {})
+    for _ in range(2):
+        live.mark(1)
+        assert live._mark is not None
+        assert {id(buffer) for buffer, _kept in live._mark._buffers} == set(map(id, model.buffers()))
+        model["a"] = nn.BatchNorm2d(3)

@@ -84,5 +84,5 @@ def test_memory_of_dead_jobs_is_swept_with_its_scopes(tmp_path: Path) -> None:
     dead = f"ddp-elastic-{user}-{space}-999999999-{started}-{scope}"
     for name in (alive, dead):
         (tmp_path / name).mkdir()
-    scratch.sweep(tmp_path)
+    scratch.sweep([tmp_path / "ours"])
     assert [path.name for path in tmp_path.glob("ddp-elastic-*")] == [alive]

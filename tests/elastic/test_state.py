@@ -240,7 +240,7 @@ def test_what_dead_jobs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
     dead, elsewhere = (f"ddp-elastic-{user}-{where}-999999999-{started}" for where in (space, "1"))
     for name in (alive, dead, elsewhere, "other"):
         (tmp_path / name).mkdir()
-    scratch.sweep(tmp_path)
+    scratch.sweep([tmp_path / "ours"])
     assert {path.name for path in tmp_path.iterdir()} >= {alive, elsewhere, "other"}
     assert not (tmp_path / dead).exists()
 

@@ -145,10 +145,10 @@ SHELL = {
         *within(
             "elastic",
             "__main__ archive bucket_plans checkpoint combining contents dcp_keys dcp_metadata folder foreign "
-            "generators healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
-            "logical_sums logical_world manifest open_states overlap own parity_file parity_store part_file peer_links "
-            "pinning protection protection_rounds protector rebuilding remote_folder request resume safetensors "
-            "stripe_encoder sampler scratch shares snapshot state team writer",
+            "generator_memory generators healing image inspection keeper leaves live logical_buffers logical_exchange "
+            "logical_model logical_sums logical_world manifest open_states overlap own parity_file parity_store "
+            "part_file peer_links pinning protection protection_rounds protector rebuilding remote_folder request "
+            "resume safetensors stripe_encoder sampler scratch shares snapshot state team writer",
         ),
         *within(
             "groups",

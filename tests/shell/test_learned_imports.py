@@ -162,6 +162,15 @@ for _ in range(5):
     assert (imported, left_out) == (["m_plain", "wave"], {})
 
 
+def test_our_own_library_passes_the_trial(tmp_path: Path) -> None:
+    """A rank that heals a job waits for few things longer than for its imports."""
+    before = "import torch, torch.distributed\nmine._of_each_rank.update(['DDP_JOINS', 'DDP_GUARD', 'DDP_BACKEND'])\n"
+    script = "import ddp\nddp.init, ddp.elastic, ddp.DistributedDataParallel\nimport wave, colorsys"
+    imported, left_out, _values, _added = learned(tmp_path, {}, script, before=before)
+    assert not left_out
+    assert {"ddp", "ddp.groups.process_group", "ddp.elastic", "ddp.wrapper", "wave"} <= set(imported)
+
+
 def test_a_heal_keeps_what_the_ranks_that_continue_have_recorded() -> None:
     """Otherwise the zygote would import what only the new rank imports."""
     mine = Learner(lambda: None, lambda _report: None)
