@@ -15,7 +15,7 @@ from rendezvous.replay.what_if import compare
 if TYPE_CHECKING:
     from journals import MemoryJournal
 
-_SEEDS = min(int(os.environ.get("SEEDS", "40")), 2000)
+_SEEDS = min(int(os.environ.get("SEEDS", "24")), 2000)
 _PARTS = 4
 _FASTER = 100  # than the job; the limit is for the sum of many short jobs
 
