@@ -141,6 +141,14 @@ def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
     )
 
 
+def announced_in_vain(rank: int) -> RuntimeError:
+    return WrongUse(
+        f"A pipeline has run a backward of this stage on rank {rank} without the hooks of autograd. So its gradients "
+        "are not averaged, and the replicas diverge. Schedules that compute the gradients of weights apart (zero "
+        "bubble) do this. Use ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B."
+    )
+
+
 def not_replanned(names: Sequence[str], rank: int, obstacle: str) -> RuntimeError:
     return WrongUse(
         f"The module was changed after it had been wrapped in DistributedDataParallel. On rank {rank}, requires_grad "

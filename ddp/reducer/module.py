@@ -20,6 +20,7 @@ from ddp.reducer import (
     arguments,
     captured,
     compiled,
+    distributed_tensors,
     dtypes,
     engine,
     errors,
@@ -69,6 +70,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         self.__dict__["_tunes_buckets"] = arguments.wants_tuning(chosen)
         dtypes.check(chosen["module"], chosen["mixed_precision"])
+        distributed_tensors.check(chosen["module"], chosen["device_mesh"])
         arguments.replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
         compiled.hide_communication(DistributedDataParallel)
@@ -252,7 +254,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @explaining("the synchronization after a forward")
     def _post_forward(self, output: Any) -> Any:
-        output = super()._post_forward(output)
+        self.reducer.after_forward = True
+        try:
+            output = super()._post_forward(output)
+        finally:
+            self.reducer.after_forward = False
         if self._averages_in_python or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
             return output
         if self.require_backward_grad_sync:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddp.reducer.bucket_sender import Settings
     from ddp.reducer.grad_bucket import GradBucket
     from ddp.reducer.logging_data import Log
+    from ddp.reducer.round import Round
 
 
 class TorchReducer:
@@ -37,10 +38,13 @@ class TorchReducer:
         settings: Settings,
     ) -> None:
         self.core = Reducer(parameters, names, sparse, settings)
+        self.after_forward = False  # the module calls `prepare_for_backward`; otherwise a pipeline does
+        self._announced: Round | None = None
 
     # --- a step ------------------------------------------------------------------------------------
 
     def _rebuild_buckets(self) -> bool:
+        self._check_announced()
         return self.core.rebuild_buckets()
 
     def prepare_for_forward(self) -> None:
@@ -48,6 +52,18 @@ class TorchReducer:
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         self.core.prepare_for_backward(outputs)
+        if not self.after_forward:
+            self._announced = self.core.round
+
+    def _check_announced(self) -> None:
+        """Raise if a pipeline has announced a backward, and no gradient of it arrived.
+
+        Zero-bubble schedules compute gradients of weights apart, and store them themselves: no hook runs.
+        """
+        seen, self._announced = self._announced, None
+        if seen is not None and seen is self.core.round and not seen.begun:
+            self.core.round = None
+            raise self.core.setup.record_error(errors.announced_in_vain(self.core.rank))
 
     # --- hooks -------------------------------------------------------------------------------------
 

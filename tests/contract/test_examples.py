@@ -15,9 +15,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCH = Path(sys.executable).with_name("ddp-launch")
 
 
-def run(tmp_path: Path, *words: str) -> str:
+def run(tmp_path: Path, *words: str, ranks: int = 2) -> str:
     done = subprocess.run(
-        [str(LAUNCH), "--nproc-per-node", "2", str(EXAMPLES / words[0]), *words[1:]],
+        [str(LAUNCH), "--nproc-per-node", str(ranks), str(EXAMPLES / words[0]), *words[1:]],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
@@ -36,6 +36,15 @@ def test_minimal(tmp_path: Path) -> None:
     said = run(tmp_path, "minimal.py")
     assert "world size 2" in said
     assert loss_in(said) < 1e-3
+
+
+def test_embeddings_on_a_parameter_server(tmp_path: Path) -> None:
+    said = run(tmp_path, "train_rpc.py", "--steps", "40", ranks=4)
+    first, last = map(
+        float, re.findall(r"2 trainers, 40 steps, loss ([\d.]+) at first and ([\d.]+)", said)[0]
+    )
+    assert last < 0.7 * first
+    assert "the dense layers of all trainers are the same" in said
 
 
 def test_gpt_learns_from_generated_text(tmp_path: Path) -> None:

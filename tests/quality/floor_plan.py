@@ -159,7 +159,8 @@ SHELL = {
         *within(
             "reducer",
             "agreement arguments arrivals baseline bucket bucket_sender captured chunks clock collectives compiled "
-            "dtypes engine extensions failed_backward fresh_start grad_bucket gradient_hooks host_copy launch_queue "
+            "distributed_tensors dtypes engine extensions failed_backward fresh_start grad_bucket gradient_hooks "
+            "host_copy launch_queue "
             "lenient logging_data module module_changes observation partial_sums pickled reducer replanning round "
             "rpc_context streams torch_reducer unowned_gradients unused unwatched_gradients",
         ),
