@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from ddp.elastic import inspection
-from ddp.elastic.remote_folder import open_folder
 from ddp.telemetry.coded import Coded
 
+_PATIENCE_S = 20.0  # with a store that does not answer
 _FOLDER = "folder of the commits, as in State(folder=...): a path or a URL such as s3://bucket/run"
 
 
@@ -23,7 +24,7 @@ def _parser() -> argparse.ArgumentParser:
         ("verify", "read all bytes of the commits and compare checksums; exit code 1 if anything is damaged"),
     ):
         command = commands.add_parser(name, help=what, description=what)
-        command.add_argument("folder", help=_FOLDER)
+        command.add_argument("folder", help=f"{_FOLDER}; or one commit in it")
     what = "write the tensors of a commit, or of another checkpoint of torch, to a file in the format safetensors"
     command = commands.add_parser("export", help=what, description=what)
     command.add_argument(
@@ -42,21 +43,28 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "export":
-            n_tensors = inspection.export(options.source, options.target, options.name)
+            n_tensors = inspection.export(options.source, options.target, options.name, _PATIENCE_S)
             sys.stdout.write(f"wrote {n_tensors} tensors to {options.target}\n")
             return 0
         return _look(options.folder, verifies=options.command == "verify")
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         code = "" if isinstance(error, Coded) else " [DDP-8001]"
         sys.stderr.write(f"python -m ddp.elastic: {error}{code}\n")
         return 2
 
 
 def _look(name: str, verifies: bool) -> int:
-    folder, code = open_folder(name), 0
-    found = inspection.listed(folder)
+    (folder, found), code = inspection.listed_at(name, _PATIENCE_S), 0
     if not found:
-        sys.stdout.write(f"{folder.name}: there are no commits\n")
+        scopes = ", ".join(inspection.scopes_in(folder))
+        hint = f", but in its folders {scopes}: name one of them" if scopes else ""
+        text = f"{name}: there are no commits{hint}\n"
+        if verifies:  # otherwise a wrong name would look like a good result
+            raise FileNotFoundError(text.rstrip())
+        sys.stdout.write(text)
     for one in found:
         wrong = list(inspection.problems(folder, one)) if verifies else []
         state = one.state if not verifies else "damaged" if wrong else "ok"

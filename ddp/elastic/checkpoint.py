@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.elastic import archive, commits, leaves, manifest
-from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry
-from ddp.elastic.image import dtype_of, read_plain
+from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry, UnreadableMetadata
+from ddp.elastic.image import DamagedImage, dtype_of, read_plain
 from ddp.elastic.remote_folder import open_folder
 from ddp.telemetry.coded import Coded
 
@@ -34,15 +34,25 @@ class CheckpointError(Coded, ValueError):
 class Checkpoint:
     """The tensors and values of a checkpoint, by their keys."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], patience_s: float | None = None) -> None:
         self.name = str(path)
-        self._folder = open_folder(path)
+        self._folder = open_folder(path, patience_s)
         self.table = Table({}, {}, {})
         self._has_checksums = False  # those of other programs may be switched off
         for inner in _folders(path):
-            found = manifest.read(bytes(self._folder.read(f"{inner}{commits.MANIFEST}")))
+            try:
+                found = manifest.read(bytes(self._folder.read(f"{inner}{commits.MANIFEST}")))
+                table = found.table()
+            except (DamagedImage, UnreadableMetadata) as error:
+                raise CheckpointError(
+                    f"cannot read {inner}{commits.MANIFEST} in {path}: {error.args[0]}. Use another checkpoint"
+                ) from error
             self._has_checksums = found.facts is not None
-            _add(self.table, found.table(), inner)
+            if twice := self.table.tensors.keys() & table.tensors.keys():
+                raise CheckpointError(
+                    f"{path} has {min(twice)} more than once, also in {inner.rstrip('/')}. Name one of its folders"
+                )
+            _add(self.table, table, inner)
 
     def tensor(self, key: str, region: Region | None = None) -> torch.Tensor:
         """A tensor, or a region of it."""

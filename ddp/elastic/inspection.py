@@ -11,6 +11,7 @@ from ddp.elastic.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.dcp_metadata import UnreadableMetadata
 from ddp.elastic.image import DamagedImage
 from ddp.elastic.remote_folder import open_folder
+from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,24 @@ class Listed:
         if self.parts_there < self.parts:
             return f"incomplete: {self.parts_there} of {self.parts} parts"
         return "complete" if self.has_manifest else "complete, without a manifest"
+
+
+def listed_at(path: str, patience_s: float | None = None) -> tuple[Folder, list[Listed]]:
+    """The commits in a folder, or the one whose folder it is."""
+    outer, _, last = path.rstrip("/").rpartition("/")
+    only = commits.parse_folder_name(last)
+    folder = open_folder(path if only is None else outer or ".", patience_s)
+    if not folder.is_remote and not os.path.isdir(folder.name):
+        raise FileNotFoundError(f"the folder {folder.name} does not exist")
+    return folder, [one for one in listed(folder) if only in (None, one.commit)]
+
+
+def scopes_in(folder: Folder) -> list[str]:
+    """The folders in a local folder that contain commits: those of States with a scope."""
+    if folder.is_remote:
+        return []
+    inner = [entry.name for entry in os.scandir(folder.name) if entry.is_dir()]
+    return sorted(name for name in inner if listed(open_folder(os.path.join(folder.name, name))))
 
 
 def listed(folder: Folder) -> list[Listed]:
@@ -79,22 +98,25 @@ def _verify_manifest(folder: Folder, file: str, one: Listed) -> None:
             raise DamagedImage(f"{path} has {one.files[path]} bytes, but the manifest says {n_bytes}")
 
 
-def checkpoint_at(path: str) -> Checkpoint:
+def checkpoint_at(path: str, patience_s: float | None = None) -> Checkpoint:
     """A checkpoint, or the newest commit with a manifest in a folder of commits."""
-    whole = [one for one in listed(open_folder(path)) if one.state == "complete"]
+    whole = [one for one in listed(open_folder(path, patience_s)) if one.state == "complete"]
     if not whole:
-        return Checkpoint(path)
+        return Checkpoint(path, patience_s)
     newest = max(whole, key=lambda one: one.commit)
     if any(file.endswith(".ddp") for file in newest.files):
         raise CheckpointError(
             f"cannot export commit {newest.commit.number}: it is of release 0.1.0. Resume from it and commit again"
         )
-    return Checkpoint(f"{path.rstrip('/')}/{commits.folder_name(newest.commit)}")
+    return Checkpoint(f"{path.rstrip('/')}/{commits.folder_name(newest.commit)}", patience_s)
 
 
-def export(source: str, target: Path, name: str) -> int:
+def export(source: str, target: Path, name: str, patience_s: float | None = None) -> int:
     """Write the tensors of a checkpoint to one file; return their number. `name`: only those of this object."""
-    checkpoint = checkpoint_at(source)
+    if target.is_dir() or not target.parent.is_dir():
+        what = "a folder" if target.is_dir() else "in a folder that does not exist"
+        raise WrongValue(f"cannot write {target}: it is {what}. Name a file in a folder that exists")
+    checkpoint = checkpoint_at(source, patience_s)
     prefix = f"{name}." if name else ""
     keys = {key.removeprefix(prefix): key for key in checkpoint.table.tensors if key.startswith(prefix)}
     if not keys:

@@ -40,15 +40,21 @@ _LISTINGS = 3
 _PIECE = 32 << 20  # of an object, which is read or written by several requests
 _AT_ONCE = 8
 # Repeating does not help against these; all others may be the network or the store.
+# Of botocore: somebody has to change the configuration. But credentials can also be late when a machine starts.
+_NEEDS_A_PERSON = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ImportError)
 
 
-def open_folder(folder: str | os.PathLike[str]) -> Folder:
-    """The folder at a path or URL. `file:` is a folder like any other."""
+def open_folder(folder: str | os.PathLike[str], patience_s: float | None = None) -> Folder:
+    """The folder at a path or URL. `file:` is a folder like any other. `patience_s`: with a store that is away."""
     protocol, is_url, rest = os.fspath(folder).partition("://")
     if not is_url:
         return LocalFolder(Path(folder).absolute())
-    return LocalFolder(Path(rest)) if protocol in ("file", "local") else RemoteFolder(os.fspath(folder))
+    return (
+        LocalFolder(Path(rest))
+        if protocol in ("file", "local")
+        else RemoteFolder(os.fspath(folder), patience_s)
+    )
 
 
 class RemoteFolder:
@@ -56,8 +62,8 @@ class RemoteFolder:
 
     is_remote: ClassVar[bool] = True
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+    def __init__(self, url: str, patience_s: float | None = None) -> None:
+        self._url, self._patience_s = url.rstrip("/"), patience_s
         self._fs, self._root = _opened(self._url)
 
     @property
@@ -156,7 +162,9 @@ class RemoteFolder:
     ) -> T:
         """Repeat an action until it succeeds, or there is no hope. `missing_s`: likewise if the object is not found."""
         began = time.monotonic()
-        give_up_at = began + (PATIENCE_S if patience_s is None else patience_s)
+        give_up_at = began + next(
+            each for each in (patience_s, self._patience_s, PATIENCE_S) if each is not None
+        )
         pause_s, n_failed = _FIRST_PAUSE_S, 0
         while True:
             try:
@@ -169,7 +177,10 @@ class RemoteFolder:
                 self._warn(n_failed, what, error)
             except Exception as error:
                 n_failed += 1
-                if time.monotonic() + pause_s > give_up_at:
+                needs_a_person = type(error).__name__ in _NEEDS_A_PERSON
+                if time.monotonic() + pause_s > (
+                    min(give_up_at, began + _STALE_S) if needs_a_person else give_up_at
+                ):
                     raise OSError(f"{type(error).__name__}: {error}") from error
                 self._warn(n_failed, what, error)
             else:

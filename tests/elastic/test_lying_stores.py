@@ -170,6 +170,24 @@ def test_an_object_that_is_not_there_ends_the_patience(monkeypatch: pytest.Monke
         remote_folder.RemoteFolder(URL).read("x")
 
 
+class NoCredentialsError(Exception):
+    """As botocore calls it."""
+
+
+def test_missing_credentials_are_not_waited_for_as_long_as_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_folder, "_STALE_S", 0.005)
+    tell(monkeypatch, World())
+
+    def find(*_words: Any, **_options: Any) -> dict[str, dict[str, Any]]:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr(LyingStore, "find", find)
+    with pytest.raises(
+        elastic.CommitError, match=r"cannot list the commits .*NoCredentialsError: Unable to locate"
+    ):
+        begun().resume()
+
+
 def test_a_flipped_bit_on_the_way_is_read_again_and_one_in_the_store_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

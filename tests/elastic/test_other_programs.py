@@ -87,12 +87,16 @@ def lightning(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) ->
     torch.save({"epoch": 3}, path / "meta.pt")
 
 
-def accelerate(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """A checkpoint for the model, and one for each optimizer."""
-    dcp.save({"model": states.get_model_state_dict(model)}, checkpoint_id=path / "pytorch_model_fsdp_0")
-    dcp.save(
-        {"optimizer": states.get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path / "optimizer_0"
-    )
+def accelerate(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, number: int = 0) -> None:
+    """A checkpoint for the model, and one for each optimizer: by accelerate itself."""
+    import accelerate.utils as theirs
+    from accelerate import PartialState
+
+    PartialState(cpu=True)  # its logger asks for one
+    plugin = theirs.FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    theirs.save_fsdp_model(plugin, None, model, path, number)
+    theirs.save_fsdp_optimizer(plugin, None, optimizer, model, path, number)
+    PartialState._reset_state()
 
 
 @pytest.mark.parametrize("save", [plain, torchs_recipe, torchtitan, lightning, accelerate])
@@ -140,6 +144,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         elastic.State(model=layers, start_from=tmp_path / "theirs").resume()
     with pytest.raises(CheckpointError, match=r"it is not a checkpoint"):
         elastic.State(model=larger, start_from=tmp_path / "nowhere").resume()
+
+
+def test_two_models_of_accelerate_are_not_mixed_up(tmp_path: Path) -> None:
+    for number in (0, 1):
+        accelerate(*trained(number + 1), tmp_path, number)
+    model, optimizer = trained(3)
+    with pytest.raises(CheckpointError, match=r"has optimizer\.\S+ more than once, also in optimizer_1"):
+        elastic.State(model=model, optimizer=optimizer, start_from=tmp_path).resume()
+    elastic.State(model=model, start_from=tmp_path / "pytorch_model_fsdp_1").resume()
+    assert torch.equal(model.state_dict()["0.weight"], trained(2)[0].state_dict()["0.weight"])
 
 
 class Malicious:
@@ -203,7 +217,54 @@ def test_ls_and_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     part.unlink()
     code, said = run(capsys, "ls", folder)
     assert "incomplete: 0 of 1 parts" in said
-    assert run(capsys, "ls", folder / "nowhere") == (0, f"{folder}/nowhere: there are no commits\n")
+
+
+def test_ls_and_verify_of_one_commit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_all = run(capsys, "verify", folder)[1].splitlines()
+    one = max(folder.glob("commit-*9-*"))
+    for name in (str(one), f"{one}/", f"file://{one}"):
+        assert run(capsys, "verify", name) == (0, of_all[1] + "\n")
+    (one / "part-0-of-1.distcp").unlink()
+    assert run(capsys, "verify", one)[0] == 1
+
+
+def test_bad_input_is_one_line_with_the_reason(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty, target = tmp_path / "empty", tmp_path / "x.safetensors"
+    empty.mkdir()
+    (tmp_path / "file").write_text("no commit")
+    (tmp_path / "scoped").mkdir()
+    shutil.copytree(folder, tmp_path / "scoped" / "stage0")
+    damaged = tmp_path / "damaged" / max(folder.glob("commit-*-*")).name
+    shutil.copytree(folder / damaged.name, damaged)
+    data = bytearray((damaged / ".metadata").read_bytes())
+    data[50] ^= 1
+    (damaged / ".metadata").write_bytes(data)
+    for words, expected in (
+        (("ls", tmp_path / "nowhere"), "nowhere does not exist"),
+        (("ls", tmp_path / "file"), "file does not exist"),
+        (("verify", empty), f"{empty}: there are no commits"),
+        (("verify", tmp_path / "scoped"), "no commits, but in its folders stage0: name one of them"),
+        (("ls", "nowhere://x"), "invalid folder='nowhere://x'"),
+        (("export", tmp_path / "nowhere", target), "it is not a checkpoint"),
+        (("export", empty, target), "it is not a checkpoint"),
+        (("export", damaged, target), f"cannot read .metadata in {damaged}: wrong checksum of the manifest"),
+        (("export", damaged.parent, target), "wrong checksum of the manifest"),
+        (("export", folder, tmp_path), f"cannot write {tmp_path}: it is a folder"),
+        (("export", folder, empty / "no" / "x"), "in a folder that does not exist"),
+        (
+            ("export", folder, target, "--name", "ne"),
+            "has no tensors of 'ne'. It has those of net, optimizer",
+        ),
+    ):
+        code, said = run(capsys, *words)
+        assert (code, said.count("\n")) == (2, 1), said
+        assert said.startswith("python -m ddp.elastic: "), said
+        assert expected in said, said
+    assert run(capsys, "ls", empty) == (0, f"{empty}: there are no commits\n")
+    assert not target.exists()
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_export(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
