@@ -12,16 +12,11 @@ import ctypes
 import random
 import struct
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 _WORDS = 624
 _PYTHONS = struct.Struct(f"=i{_WORDS}I")  # the index, then the words
 _POSITION = struct.Struct("=i")  # NumPy's, after the words
-_NUMPYS_SIZE = 4 * _WORDS + _POSITION.size
 
 
 class PythonGenerator:
@@ -29,31 +24,36 @@ class PythonGenerator:
 
     def __init__(self) -> None:
         self._source: Any = None
-        self._address = 0
+        self._block: Any = None  # the memory
 
-    def hold(self) -> Callable[[], None]:
-        """Return a function that sets it back to where it is now."""
+    def state(self) -> Any:
+        """What `set` brings back."""
         source: Any = getattr(random.getstate, "__self__", None)
         if source is not self._source:
-            self._source, self._address = source, _block_of(source)
-        if not self._address:
-            return partial(random.setstate, random.getstate())
-        return partial(_set_python, source, ctypes.string_at(self._address, _PYTHONS.size), source.gauss_next)
+            self._source, self._block = source, _block_of(source)
+        return random.getstate() if self._block is None else (source, self._block.raw, source.gauss_next)
+
+    def set(self, state: Any) -> None:
+        source, block, gauss = state
+        if not isinstance(source, random.Random):
+            random.setstate(state)
+            return
+        index, *words = _PYTHONS.unpack(block)
+        source.setstate((source.VERSION, (*words, index), gauss))
 
 
-def _block_of(source: Any) -> int:
-    """The address of the block; 0 if it is not known."""
+def _block_of(source: Any) -> Any:
+    """The memory of the block; None if it is not known."""
     if type(source) is not random.Random or sys.implementation.name != "cpython":
-        return 0
+        return None
     numbers = source.getstate()[1]
     block = _PYTHONS.pack(numbers[_WORDS], *numbers[:_WORDS])
     at = ctypes.string_at(id(source), type(source).__basicsize__).find(block)
-    return id(source) + at if at >= 0 else 0
+    return _memory(id(source) + at, _PYTHONS.size) if at >= 0 else None
 
 
-def _set_python(source: random.Random, block: bytes, gauss: float | None) -> None:
-    index, *words = _PYTHONS.unpack(block)
-    source.setstate((source.VERSION, (*words, index), gauss))
+def _memory(address: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_address(address)
 
 
 class NumpyGenerator:
@@ -65,23 +65,25 @@ class NumpyGenerator:
 
     def __init__(self) -> None:
         self._source: Any = None
-        self._address = 0
-        self._block = b""
+        self._block: Any = None  # the memory
+        self._bytes = b""
         self._state: Any = None
 
     def state(self, numpy: Any) -> Any:
         """The state that `numpy.random.get_state(legacy=False)` returns; not to be changed."""
-        source: Any = numpy.get_bit_generator() if hasattr(numpy, "get_bit_generator") else None
-        known = source is not None and source is self._source
-        if known and ctypes.string_at(self._address, _NUMPYS_SIZE) == self._block:
+        source: Any = getattr(numpy, "get_bit_generator", _nothing)()
+        if source is not None and source is self._source and self._block.raw == self._bytes:
             return self._state
         state = numpy.get_state(legacy=False)
         self._source = None
         if type(source).__name__ == "MT19937" and not state["has_gauss"]:
-            if not known:
-                self._address = source.ctypes.state_address
             inner = state["state"]
-            self._block = inner["key"].tobytes() + _POSITION.pack(inner["pos"])
-            if ctypes.string_at(self._address, _NUMPYS_SIZE) == self._block:
+            self._bytes = inner["key"].tobytes() + _POSITION.pack(inner["pos"])
+            self._block = _memory(source.ctypes.state_address, len(self._bytes))
+            if self._block.raw == self._bytes:
                 self._source, self._state = source, state
         return state
+
+
+def _nothing() -> None:
+    """An old NumPy has no such function."""

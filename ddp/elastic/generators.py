@@ -22,13 +22,11 @@ from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
 
 _NUMPY = "numpy.random"
-_of_python, _of_numpy = PythonGenerator(), NumpyGenerator()
+Held = tuple[torch.Tensor, dict[str, torch.Tensor], Any, Any]
 
 
 @runtime_checkable
@@ -62,20 +60,29 @@ def set(states: dict[str, Any]) -> None:
         _set_numpy(numpy, states["numpy"])
 
 
-def hold() -> Callable[[], None]:
-    """Return a function that sets all of them back to where they are now. Nothing is packed, so this costs little."""
-    cpu, others, set_python_back = torch.get_rng_state(), accelerator.rng_state(), _of_python.hold()
-    numpy = sys.modules.get(_NUMPY)
-    of_numpy = None if numpy is None else _of_numpy.state(numpy)
+class Holder:
+    """Holds the states of all of them at each step, which must cost little: nothing is packed."""
 
-    def set_back() -> None:
+    def __init__(self) -> None:
+        self._has_accelerator = accelerator.current() is not None
+        self._python, self._numpy = PythonGenerator(), NumpyGenerator()
+
+    def hold(self) -> Held:
+        numpy = sys.modules.get(_NUMPY)
+        return (
+            torch.default_generator.get_state(),
+            accelerator.rng_state() if self._has_accelerator else {},
+            self._python.state(),
+            None if numpy is None else self._numpy.state(numpy),
+        )
+
+    def set_back(self, held: Held) -> None:
+        cpu, others, python, of_numpy = held
         torch.set_rng_state(cpu)
         accelerator.set_rng_state(others)
-        set_python_back()
-        if numpy is not None:
-            _set_numpy(numpy, of_numpy)
-
-    return set_back
+        self._python.set(python)
+        if of_numpy is not None:
+            _set_numpy(sys.modules[_NUMPY], of_numpy)
 
 
 def seed(number: int) -> None:

@@ -9,7 +9,9 @@ stepped since its mark writes its state as a commit, and all ranks resume from i
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,9 +21,11 @@ from ddp.elastic.own import PerRank
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddp.elastic.generators import Held
     from ddp.elastic.own import HookErrors
 
 
+_values = methodcaller("values")
 _ATOMIC = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
@@ -40,51 +44,46 @@ def _copied_value(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-class Mark:
+class _Buffers:
+    """The buffers of a module and of all modules below it.
+
+    A script may exchange modules and buffers between two steps. `Module.buffers()` looks at them one by one. Here the
+    dictionaries are kept in which torch has them, and compared as a whole.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._tables: list[Any] = []  # of the modules directly below each module
+        self._children: list[Any] = []
+        self._buffers: list[Any] = []
+        self._read()
+
+    def _read(self) -> None:
+        modules = list(self._module.modules())
+        self._tables = [each._modules for each in modules]
+        self._buffers = [each._buffers for each in modules]
+        self._children = _all_in(self._tables)
+
+    def now(self) -> list[torch.Tensor]:
+        if _all_in(self._tables) != self._children:
+            self._read()
+        return [buffer for buffer in _all_in(self._buffers) if buffer is not None]
+
+
+def _all_in(tables: list[Any]) -> list[Any]:
+    return [*chain.from_iterable(map(_values, tables))]
+
+
+class _Mark(NamedTuple):  # made at each step: a frozen dataclass takes longer
     """What the objects do not hold any more in the next step."""
 
-    def __init__(
-        self, number: int, objects: Mapping[str, Any], fields: Mapping[str, Any], own: Mapping[str, Any]
-    ) -> None:
-        self.number = number
-        self.restore_generators = generators.hold()
-        self._fields = _copied(fields)
-        self._own = [
-            (each, copy.deepcopy(each.state())) for each in own.values() if isinstance(each, PerRank)
-        ]
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._others: list[tuple[Any, Any]] = []
-        for each in objects.values():
-            self._keep(each)
-
-    def _keep(self, each: Any) -> None:
-        if isinstance(each, torch.nn.Module):
-            self._buffers += [(buffer, buffer.detach().clone()) for buffer in _buffers_of(each)]
-        elif isinstance(each, torch.optim.Optimizer):
-            for group in each.param_groups:
-                settings = group.copy()
-                del settings["params"]
-                self._settings.append((group, _copied(settings)))
-        else:
-            self._others.append((each, copy.deepcopy(each.state_dict())))
-
-    def restore(self, fields: dict[str, Any]) -> None:
-        """Bring the objects back to the mark. Only valid if no optimizer has stepped since."""
-        with torch.no_grad():
-            for buffer, kept in self._buffers:
-                buffer.copy_(kept)
-        for group, settings in self._settings:
-            group.update(_copied(settings))
-        for each, kept in self._others:
-            each.load_state_dict(copy.deepcopy(kept))
-        fields.update(_copied(self._fields))
-        self.restore_own()
-
-    def restore_own(self) -> None:
-        for own, kept in self._own:
-            own.load(copy.deepcopy(kept))
-        self.restore_generators()
+    number: int
+    generators: Held
+    fields: dict[str, Any]
+    own: list[tuple[PerRank, Any]]
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    settings: list[tuple[dict[str, Any], dict[str, Any]]]  # of the groups of optimizers
+    others: list[tuple[Any, Any]]
 
 
 class Live:
@@ -96,20 +95,37 @@ class Live:
         fields: dict[str, Any],
         own: Mapping[str, PerRank | HookErrors] | None = None,
     ) -> None:
-        self._objects, self._fields, self._own = objects, fields, own or {}
-        self._mark: Mark | None = None
+        self._fields = fields
+        self._own = [each for each in (own or {}).values() if isinstance(each, PerRank)]
+        self._generators = generators.Holder()
+        self._buffers: list[_Buffers] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._others: list[Any] = []
+        for each in objects.values():
+            if isinstance(each, torch.nn.Module):
+                self._buffers.append(_Buffers(each))
+            elif isinstance(each, torch.optim.Optimizer):
+                self._optimizers.append(each)
+            else:
+                self._others.append(each)
+        self._mark: _Mark | None = None
         self._is_unchanged = False
-        self._hooks = [
-            each.register_step_pre_hook(self._changes)
-            for each in objects.values()
-            if isinstance(each, torch.optim.Optimizer)
-        ]
+        self._hooks = [each.register_step_pre_hook(self._changes) for each in self._optimizers]
 
     def _changes(self, *_step: object) -> None:
         self._is_unchanged = False
 
     def mark(self, number: int) -> None:
-        self._mark, self._is_unchanged = Mark(number, self._objects, self._fields, self._own), True
+        self._mark = _Mark(
+            number,
+            self._generators.hold(),
+            _copied(self._fields),
+            [(each, copy.deepcopy(each.state())) for each in self._own],
+            [(buffer, buffer.detach().clone()) for each in self._buffers for buffer in each.now()],
+            [(group, _settings_of(group)) for each in self._optimizers for group in each.param_groups],
+            [(each, copy.deepcopy(each.state_dict())) for each in self._others],
+        )
+        self._is_unchanged = True
 
     @property
     def number(self) -> int | None:
@@ -117,13 +133,24 @@ class Live:
         return self._mark.number if self._mark is not None and self._is_unchanged else None
 
     def restore(self) -> None:
+        """Bring the objects back to the mark. Only valid if no optimizer has stepped since."""
         assert self._mark is not None
-        self._mark.restore(self._fields)
+        with torch.no_grad():
+            for buffer, kept in self._mark.buffers:
+                buffer.copy_(kept)
+        for group, settings in self._mark.settings:
+            group.update(_copied(settings))
+        for each, kept in self._mark.others:
+            each.load_state_dict(copy.deepcopy(kept))
+        self._fields.update(_copied(self._mark.fields))
+        self.restore_own()
 
     def restore_own(self) -> None:
         """Bring back what belongs to this rank, but the errors of communication hooks."""
         assert self._mark is not None
-        self._mark.restore_own()
+        for own, kept in self._mark.own:
+            own.load(copy.deepcopy(kept))
+        self._generators.set_back(self._mark.generators)
 
     def end(self) -> None:
         for hook in self._hooks:
@@ -131,22 +158,10 @@ class Live:
         self._hooks, self._mark = [], None
 
 
-def _buffers_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The buffers of a module and of all modules below it, as `Module.buffers()` finds them in several times this time.
-
-    They are found anew for each mark: a script may exchange modules and buffers between two steps.
-    """
-    found: list[torch.Tensor] = []
-    seen, waiting = {module}, [module]
-    while waiting:
-        each = waiting.pop()
-        if buffers := each._buffers:
-            found += [buffer for buffer in buffers.values() if buffer is not None]
-        for child in each._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
-    return found
+def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    settings = group.copy()
+    del settings["params"]
+    return _copied(settings)
 
 
 def drop_gradients(objects: Mapping[str, Any]) -> None:

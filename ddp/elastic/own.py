@@ -173,4 +173,4 @@ def averagers(named: Mapping[str, Any]) -> list[Any]:
 
 def is_synchronized(found: list[Any]) -> bool:
     """Whether all ranks have the same parameters at this step."""
-    return all(each.is_synchronized for each in found)
+    return not found or all(each.is_synchronized for each in found)

@@ -294,7 +294,8 @@ class State:
         if not own.is_synchronized(self._contents.averagers):
             self._late, self._late_for_disk = memory, disk
             return
-        self._late = self._late_for_disk = False
+        if memory or disk:
+            self._late = self._late_for_disk = False
         to_disk = disk and keeper.takes(self._number, self._disk_every)
         if to_disk or memory:
             with checkpointing():

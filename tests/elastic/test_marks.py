@@ -70,10 +70,10 @@ def test_pythons_generator_comes_back_from_the_copy_of_its_memory(pending: bool)
     if pending:
         random.gauss(0, 1)  # the next call returns the second number of the pair
     generator = PythonGenerator()
-    set_back = generator.hold()
-    assert generator._address, "this interpreter keeps the words elsewhere: a mark takes longer"
+    held = generator.state()
+    assert generator._block, "this interpreter keeps the words elsewhere: a mark takes longer"
     first, state = drawn_by_python(), random.getstate()
-    set_back()
+    generator.set(held)
     assert drawn_by_python() == first
     assert random.getstate() == state
 
@@ -83,10 +83,10 @@ def test_pythons_generator_of_another_kind_is_asked(monkeypatch: pytest.MonkeyPa
     for name in ("getstate", "setstate", "random", "gauss"):
         monkeypatch.setattr(random, name, getattr(other, name))
     generator = PythonGenerator()
-    set_back = generator.hold()
-    assert not generator._address
+    held = generator.state()
+    assert not generator._block
     first = drawn_by_python()
-    set_back()
+    generator.set(held)
     assert drawn_by_python() == first
 
 
@@ -137,5 +137,5 @@ def test_buffers_are_those_that_torch_lists_also_after_a_module_was_exchanged() 
     for _ in range(2):
         live.mark(1)
         assert live._mark is not None
-        assert {id(buffer) for buffer, _kept in live._mark._buffers} == set(map(id, model.buffers()))
+        assert {id(buffer) for buffer, _kept in live._mark.buffers} == set(map(id, model.buffers()))
         model["a"] = nn.BatchNorm2d(3)
