@@ -196,9 +196,10 @@ site: install .venv-site/.installed
 
 # One more version of the site, on the local branch SITE_BRANCH: all versions lie side by side there, ready to be served.
 SITE_BRANCH ?= site
+MIKE := PATH="$(CURDIR)/.venv-site/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike -q
 site-version: site
-	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mike deploy --quiet --branch $(SITE_BRANCH) --update-aliases $(VERSION) latest
-	@.venv-site/bin/mike set-default --branch $(SITE_BRANCH) latest
+	@$(MIKE) deploy --branch $(SITE_BRANCH) --update-aliases $(VERSION) latest
+	@$(MIKE) set-default --branch $(SITE_BRANCH) latest
 
 # docs/options.md is made from the table of options; a test holds the two together.
 options: install

@@ -60,6 +60,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     uri = page.file.src_uri
+    page.meta.setdefault("search", {"boost": links.weight_of(uri)})
     return links.adapted(markdown, _path(uri), uri)
 
 

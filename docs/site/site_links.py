@@ -106,3 +106,12 @@ def _entries(nav: object) -> Iterator[str]:
         yield nav
     for each in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ():
         yield from _entries(each)
+
+
+# People search for what they want to do. Otherwise, pages that mention everything come first.
+_LESS = ("source/", "decisions/", "reference/", "errors/", "faults", "performance", "nightly", "supply-chain")
+
+
+def weight_of(uri: str) -> float:
+    """Of a page among the results of a search."""
+    return 0.3 if uri.startswith((*_LESS, "architecture")) else 2.0 if uri.startswith("tutorials/") else 1.0
