@@ -145,6 +145,8 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int, Code]:
         case grpc.StatusCode.PERMISSION_DENIED:
             return details, _NOT_ALLOWED, Code.NOT_PERMITTED
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+            if version_in(error.trailing_metadata()):  # the service itself has answered
+                return details, _NO_ANSWER, Code.SERVICE_FAILED
             return (
                 f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service or the job runs",
                 _NO_ANSWER,
@@ -155,7 +157,8 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int, Code]:
             words = f"the service at {endpoints} does not support this command"
             return with_releases(words, service, VERSION), _FAILED, Code.NOT_SUPPORTED_BY_SERVICE
         case grpc.StatusCode.NOT_FOUND:
-            return details, _FAILED, Code.NOT_FOUND
+            lacks_job = details.startswith("job ") and "' does not exist" in details
+            return details, _FAILED, Code.NO_SUCH_JOB if lacks_job else Code.NOT_FOUND
         case grpc.StatusCode.FAILED_PRECONDITION:
             return details, _FAILED, Code.NOT_POSSIBLE_NOW
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -8,6 +8,8 @@ import runpy
 import sys
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from launcher import cli
@@ -19,6 +21,7 @@ from rendezvous.explained.table import AREAS, ENTRIES, contents, explanation
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
+from rendezvous.values.version import VERSION, VERSION_METADATA
 
 ROOT = Path(__file__).parents[2]
 KEPT = dict(line.split() for line in Path(__file__).with_name("error_codes.txt").read_text().splitlines())
@@ -294,6 +297,28 @@ def test_mistakes_with_ddpctl(argv: list[str], code: Code, capsys: pytest.Captur
     exit_code, said = end_of(ctl.main, argv, capsys)
     assert exit_code in (1, 2, 75)
     assert code_at_the_end(said) is code
+
+
+@pytest.mark.parametrize(
+    ("status", "answered", "words", "code"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, False, "connection refused", Code.SERVICE_UNREACHABLE),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, False, "", Code.SERVICE_UNREACHABLE),
+        (grpc.StatusCode.UNAVAILABLE, True, "no answer from etcd at 10.0.0.1:2379", Code.SERVICE_FAILED),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, True, "the call did not finish", Code.SERVICE_FAILED),
+        (grpc.StatusCode.NOT_FOUND, True, "job 'a' does not exist: `ddpctl list` ...", Code.NO_SUCH_JOB),
+        (grpc.StatusCode.NOT_FOUND, True, "job 'a' has no rank 7: its ranks are 0 to 1", Code.NOT_FOUND),
+        (grpc.StatusCode.UNIMPLEMENTED, True, "", Code.NOT_SUPPORTED_BY_SERVICE),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, True, "too many calls", Code.LIMIT_REACHED),
+    ],
+)
+def test_errors_of_calls(status: grpc.StatusCode, answered: bool, words: str, code: Code) -> None:
+    """Whether the service itself has answered decides where to look: at the network, or at the service."""
+    trailing = grpc.aio.Metadata(*([(VERSION_METADATA, VERSION)] if answered else []))
+    error = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailing, details=words)
+    said, _, found = ctl._explain(error, "node1:29400")
+    assert found is code
+    assert ("no answer from node1:29400" in said) == (code is Code.SERVICE_UNREACHABLE)
 
 
 # --- failures ----------------------------------------------------------------------------------------------
