@@ -20,6 +20,7 @@ import gc
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -40,8 +41,8 @@ class _Known:
     """The place in which the models were sharded, and what the script has set for them."""
 
     place: Place
-    switches: dict[int, dict[str, bool]]  # by the identity of a parameter group of FSDP2
-    last_backward: dict[int, bool]  # by that of a state
+    switches: WeakKeyDictionary[Any, dict[str, bool]]  # by the parameter group of FSDP2
+    last_backward: WeakKeyDictionary[Any, bool]  # by its state
 
 
 _known: list[_Known] = []
@@ -52,13 +53,14 @@ def remember() -> None:
     _known.clear()
     states = _states(_modules()) if _are_made() and torch_api.has(torch_names.RESET_OF_FSDP) else []
     if states:
-        switches = {
-            id(group): {name: getattr(group, name) for name in _SWITCHES}
-            for state in states
-            for group in state._fsdp_param_groups
-        }
-        last = {id(state): state._state_ctx.is_last_backward for state in states}
-        _known.append(_Known(Place(dist.get_rank(), dist.get_world_size()), switches, last))
+        known = _Known(
+            Place(dist.get_rank(), dist.get_world_size()), WeakKeyDictionary(), WeakKeyDictionary()
+        )
+        for state in states:
+            known.last_backward[state] = state._state_ctx.is_last_backward
+            for group in state._fsdp_param_groups:
+                known.switches[group] = {name: getattr(group, name) for name in _SWITCHES}
+        _known.append(known)
 
 
 def renew() -> None:
@@ -108,9 +110,9 @@ def _set_switches(state: Any) -> None:
     if not _known:
         return
     for group in state._fsdp_param_groups:
-        for name, value in _known[0].switches.get(id(group), {}).items():
+        for name, value in _known[0].switches.get(group, {}).items():
             setattr(group, name, value)
-    state._state_ctx.is_last_backward = _known[0].last_backward.get(id(state), True)
+    state._state_ctx.is_last_backward = _known[0].last_backward.get(state, True)
 
 
 # --- finding them ----------------------------------------------------------------------------------------

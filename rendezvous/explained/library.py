@@ -41,8 +41,14 @@ ENTRIES = (
     Entry(
         Code.CANNOT_REFORM,
         "A rank cannot form its process groups again after a failure of another rank.",
-        ("A group was made in a way that cannot be repeated, or a backend does not support it.",),
-        ("Nothing: the job restarts all ranks instead. The message names the group.",),
+        (
+            "A group was made in a way that cannot be repeated, or a backend does not support it.",
+            "A model in shards cannot go on: torch cannot reset it, or its rank has changed.",
+            "A shard of the state is lost, and no commit has it.",
+        ),
+        (
+            "Nothing: the job restarts all ranks instead. The message names the group, the model or what is missing.",
+        ),
         "CannotReform: the group 'moe' was made with pg_options that cannot be repeated",
         "elastic",
     ),
