@@ -103,7 +103,7 @@ class Keeper:
 
     def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
         """Make a commit. If it is overlapped, it is complete some time after this call has returned."""
-        tensors = [leaves.local(each) for each in captured.tensors]
+        tensors = leaves.all_local(captured.tensors)
         described = self._describe(captured, tensors)
         commit = self._prepared(captured, described, number, to_disk)
         stored = [each for each, at in zip(tensors, described.layout.offsets, strict=True) if at >= 0]

@@ -23,7 +23,7 @@ from ddp.telemetry import torch_api, torch_names
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch.distributed.tensor import DTensor
 
@@ -77,14 +77,16 @@ def disassemble(tree: Any) -> tuple[Any, list[Any], list[str]]:
     paths: list[str] = []
 
     def visit(node: Any, path: str) -> Any:
+        if isinstance(node, torch.Tensor):
+            if not _is_plain(node):
+                return node
+            tensors.append(node)
+            paths.append(path)
+            return f"{_MARK}{len(tensors) - 1}"
         if isinstance(node, list) and node and isinstance(node[0], Piece):
             tensors.extend(node)
             paths.extend([path] * len(node))
             return f"{_MARK}{len(tensors) - len(node)}"
-        if isinstance(node, torch.Tensor) and _is_plain(node):
-            tensors.append(node)
-            paths.append(path)
-            return f"{_MARK}{len(tensors) - 1}"
         if isinstance(node, str) and node.startswith(_MARK):
             raise WrongValue(
                 f"cannot commit {path}: its text starts with the reserved marker {_MARK!r}. Change the text"
@@ -121,17 +123,30 @@ def replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _rebuild(node: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:
+    """A commit does this with thousands of values, which the training waits for. So numbers are not visited."""
     kind = type(node)
     if kind in (dict, OrderedDict):
-        return kind((key, visit(value, f"{path}.{key}" if path else str(key))) for key, value in node.items())
+        to_key = f"{path}." if path else ""
+        found = kind()
+        for key, value in node.items():
+            found[key] = value if type(value) in _NUMBERS else visit(value, f"{to_key}{key}")
+        return found
     if kind in (list, tuple):
-        return kind(visit(value, f"{path}[{number}]") for number, value in enumerate(node))
+        return kind(
+            [
+                value if type(value) in _NUMBERS else visit(value, f"{path}[{number}]")
+                for number, value in enumerate(node)
+            ]
+        )
     return node
+
+
+_NUMBERS = {int, float, bool, type(None)}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor becomes a leaf; others (sparse, quantized) stay in the skeleton."""
-    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
 # --- regions of tensors ----------------------------------------------------------------------------
@@ -167,6 +182,14 @@ def local(tensor: torch.Tensor | Piece) -> torch.Tensor:
     if isinstance(tensor, Piece):
         return tensor.tensor.detach()
     return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
+
+
+def all_local(tensors: Iterable[torch.Tensor | Piece]) -> list[torch.Tensor]:
+    """Return what `local` does, quickly; parameters may still require gradients."""
+    return [each if type(each) in _ORDINARY else local(each) for each in tensors]  # type: ignore[misc]
+
+
+_ORDINARY = {torch.Tensor, torch.nn.Parameter}
 
 
 def with_sharding(region: torch.Tensor, template: torch.Tensor | None) -> torch.Tensor:
