@@ -23,7 +23,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "reducer": ("A training step", "torch", "ours"),
     "cpu": ("CPU time of a backward", "torch", "ours"),
     "hooks": ("A training step with communication hooks", "torch", "ours"),
-    "commit": ("An elastic commit, beside a copy of the state to pinned memory", "copy", "commit"),
+    "commit": ("How long a commit holds up the training thread", "dcp.async_save", "commit"),
+    "commit-steps": ("Steps with a commit each", "without", "with"),
     "watched": ("Overhead of being watched", "everything off", "everything on"),
 }
 _HEAD = "| {} | {} | {} | ratio: median (min .. max of rounds) | target | |\n|---|---:|---:|---:|---:|---|"

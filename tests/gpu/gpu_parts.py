@@ -118,7 +118,12 @@ _BENCHES = (
         limit_s=100,
     ),
     Part(
-        "commit", "how long an elastic commit holds up training", "gpu_reducer.py", ("commit.py", "1"), 30, 90
+        "commit",
+        "how long an elastic commit holds up training",
+        "gpu_reducer.py",
+        ("commit.py", "1"),
+        30,
+        150,
     ),
     Part(
         "watched",
