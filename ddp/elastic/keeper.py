@@ -260,6 +260,8 @@ class Keeper:
 
     def remove(self) -> None:
         self._overlap.end()
+        if self._writer is not None:
+            self._writer.finish()
         self._described = None
         if self._protection is not None:
             self._protection.remove()

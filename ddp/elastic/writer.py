@@ -7,7 +7,8 @@ number of their commit until the caller asks for them.
 An object store can be slow or away for longer, and that never stops the training. A commit that is due while another
 one is still being written is left out (`Thinning`), and a commit that fails is reported in the log.
 
-Each rank writes the file of its part. The rank that finishes last adds the manifest (`manifest`).
+Each rank writes the file of its part. The rank that finishes last adds the manifest (`manifest`). Then rank 0 removes
+commits that are too old. On a local disk nobody waits for that but the next write: the new commit is there already.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Writer:
         self._encoder, self._maker = Encoder(), manifest.Maker()
         self._thread: threading.Thread | None = None
         self._began, self._writing = 0.0, 0
+        self._written = threading.Event()  # the commit of the thread is there, or has failed
+        self._said: set[str] = set()  # what was wrong with removals
         self._thinning = Thinning()
         self._not_completed: set[commits.CommitName] = set()  # whose manifest cannot be made
         self._failed: dict[int, Exception] = {}  # by the number of the commit
@@ -71,8 +74,9 @@ class Writer:
 
     def write(self, slot: Slot, name: commits.DiskName, names: Names) -> None:
         """Write a slot to disk. The slot is not overwritten until the write has finished."""
-        self._wait()
+        self.finish()
         slot.being_written = True
+        self._written.clear()
         self._began, self._writing = time.monotonic(), name.commit.number
         thread = threading.Thread(target=self._run, args=(slot, name, names), name="ddp-commit", daemon=True)
         try:
@@ -82,14 +86,18 @@ class Writer:
         else:
             self._thread = thread
 
-    def _wait(self) -> None:
+    def finish(self) -> None:
+        """Wait for the pending commit, and for the removal of old ones."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def flush(self, first: int = 0) -> None:
         """Wait for the pending commit, and raise the errors of commits with this number or a later one."""
-        self._wait()
+        if self._folder.is_remote:
+            self.finish()
+        elif self._thread is not None:
+            self._written.wait()
         self.raise_error(first)
 
     def leave(self) -> None:
@@ -99,7 +107,8 @@ class Writer:
             if self._thread.is_alive():
                 log.error("ddp.elastic: commit %d did not reach %s", self._writing, self._folder.name)
         else:
-            self.flush()
+            self.finish()
+            self.raise_error()
 
     def raise_error(self, first: int = 0, before: int | None = None) -> None:
         """Raise an error if commits from `first` on have failed and were not reported yet."""
@@ -121,13 +130,12 @@ class Writer:
             ) from error
 
     def _run(self, slot: Slot, name: commits.DiskName, names: Names) -> None:
-        number = name.commit.number
+        number, is_there = name.commit.number, False
         try:
             source = image.Image(slot.buffer)
             self._folder.write(commits.file_name(name), lambda: self._encoder.encode(source, names))
             manifest.complete(self._folder, self._maker, name)
-            if self._prunes:
-                self._prune(name.commit)
+            is_there = True
             if self._folder.is_remote:
                 self._failed.clear()  # a newer commit is there
         except Exception as error:
@@ -139,6 +147,23 @@ class Writer:
                 )
         finally:
             slot.being_written = False
+            self._written.set()
+        if self._prunes and is_there:
+            self._remove_old(name.commit)
+
+    def _remove_old(self, newest: commits.CommitName) -> None:
+        """Remove old commits. If that fails, the new one is there all the same, and the next one tries it again."""
+        try:
+            self._prune(newest)
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or str(error) or repr(error)
+            if reason not in self._said:
+                self._said.add(reason)
+                log.warning(
+                    "ddp.elastic: old commits in %s cannot be removed, so they take up space: %s. Training continues. "
+                    "Check the permissions, or remove them by hand",
+                    *(self._folder.name, reason),
+                )
 
     def _prune(self, newest: commits.CommitName) -> None:
         files = list(self._folder.files())

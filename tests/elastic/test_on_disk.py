@@ -188,6 +188,35 @@ def test_what_goes_wrong_is_raised_at_a_later_commit_which_is_made(tmp_path: Pat
     assert commits.parse_folder_name(written.name).number == 8  # type: ignore[union-attr]
 
 
+def test_nobody_waits_for_the_removal_of_old_commits_and_its_failure_is_not_the_new_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_remove, remove = threading.Event(), folder_module.LocalFolder.remove
+
+    def later(_folder: Any, files: list[str]) -> None:
+        assert may_remove.wait(60)
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr(folder_module.LocalFolder, "remove", later)
+    state = elastic.State(step=0, folder=tmp_path / "commits", disk_every=1, keep=1)
+    state.resume()
+    for _ in range(2):
+        state.commit()
+        state.flush()  # the removal of the first one is under way when this returns
+    assert len(list((tmp_path / "commits").iterdir())) == 2
+    may_remove.set()
+    state.commit()
+    state.flush()
+    state._keeper._writer.finish()  # type: ignore[union-attr]
+    assert caplog.text.count("old commits in") == 1
+    assert "not permitted" in caplog.text
+    monkeypatch.setattr(folder_module.LocalFolder, "remove", remove)
+    state.commit()
+    state.close()
+    (left,) = (tmp_path / "commits").iterdir()
+    assert commits.parse_folder_name(left.name).number == 4  # type: ignore[union-attr]
+
+
 def test_without_a_thread_to_be_had_it_is_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
