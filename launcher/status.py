@@ -27,7 +27,7 @@ _FIRST_S, _SECOND_S, _LONGEST_PAUSE_S = 2.0, 10.0, 600.0
 class StatusLine:
     def __init__(self, spec: LaunchSpec, logs: LogPump) -> None:
         self._logs = logs
-        self._target = spec.entry.target.rpartition("/")[2]
+        self._target = spec.entry.name
         is_drawn = can_redraw(os.isatty(2), os.environ)
         self._shown = spec.progress == "always" or (spec.progress == "auto" and is_drawn)
         self.is_seen = self._shown and is_drawn

@@ -33,9 +33,6 @@ _TORCH_CONF = (
     "is_host",
     "store_type",
 )
-_OF_FUNCTIONS = (
-    "ddp.launching.rank"  # the program of the ranks of ddp.launch; its argument is the name of the function
-)
 _OUR_BACKENDS = ("static", "ddp")
 _MASTER_PORT = 29500  # torchrun's default if only --master-addr is given
 
@@ -343,9 +340,7 @@ def run_id(settings: Settings, entry: EntryPoint, max_nodes: int, here: HostEnvi
     asked: str | None = settings["rdzv_id"]
     if asked and not settings["standalone"]:
         return asked
-    name = entry.target.rstrip("/").rpartition("/")[2]
-    if name == _OF_FUNCTIONS and entry.args:
-        name = entry.args[0]
+    name = entry.name
     name = name if entry.kind is EntryKind.MODULE else name.partition(".")[0]
     name = _part_of_id(name, 60) or "job"
     if max_nodes == 1:

@@ -33,11 +33,22 @@ class EntryKind(StrEnum):
     RUN_PATH = "run-path"  # --run-path: runpy.run_path in the rank
 
 
+_OF_FUNCTIONS = (
+    "ddp.launching.rank"  # runs a function of `ddp.launch`; its argument is the name of the function
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
     kind: EntryKind
     target: str
     args: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people call it: the file, the module, or the function of `ddp.launch`."""
+        name = self.target.rstrip("/").rpartition("/")[2]
+        return self.args[0] if name == _OF_FUNCTIONS and self.args else name
 
 
 class Streams(IntFlag):

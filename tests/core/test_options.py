@@ -263,7 +263,7 @@ def test_jobs_of_two_users_do_not_meet(
 
 def test_a_function_of_several_nodes_names_its_job() -> None:
     spec, _ = specify(["--nnodes", "2", "-m", "ddp.launching.rank", "fit"], here=replace(HERE, user="ann"))
-    assert spec.run_id == "ann-fit"
+    assert (spec.run_id, spec.entry.name) == ("ann-fit", "fit")
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from ports import free_port
+from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
 import ddp
 from ddp.launching import parcels
 from ddp.launching.command_line import name_of, options_of
 from rendezvous.values.error_codes import Code
 
+__all__ = ["kind_of_terminal", "seen"]  # fixtures
 QUICK = {"warm_start": False, "nproc": 2}  # the functions here need no torch
 
 
@@ -142,6 +145,39 @@ def test_options_are_flags_of_the_command() -> None:
     given = {"max_restarts": 3, "warm_start": False, "standalone": True, "log_dir": None, "bars": [0, 1]}
     assert options_of(given) == ["--max-restarts=3", "--no-warm-start", "--standalone", "--bars=0,1"]
     assert [name_of(each) for each in (lambda: 0, print, object())] == ["lambda", "print", "object"]
+
+
+# --- at a terminal -------------------------------------------------------------------------------------------
+
+
+def is_asking(terminal: SeenTerminal, times: int) -> bool:
+    asked = [row for row in terminal.rows if row.startswith((">>>", "..."))]
+    return len(asked) == times and terminal.rows[-1] in (">>>", "...")
+
+
+def test_a_terminal_that_is_interrupted_is_at_its_prompt_again(seen: SeenTerminal, tmp_path: Path) -> None:
+    """The interactive interpreter and the command share the terminal: Ctrl-C ends the job, and not the interpreter."""
+    env = {**os.environ, "PYTHON_BASIC_REPL": "1", "PYTHONSTARTUP": ""}
+    words = [sys.executable, "-q"]
+    repl = subprocess.Popen(words, cwd=tmp_path, env=env, **on_terminal(seen))  # type: ignore[call-overload]
+    seen.forget_slave()
+    lines = (
+        "import ddp, os, time",
+        "def wait(s): print('rank', os.environ['RANK'], 'waits'); time.sleep(s); return s",
+        "",
+        "ddp.launch(wait, args=(300,), nproc=2, warm_start=False, progress='never')",
+    )
+    for number, line in enumerate(lines, 1):
+        seen.wait_until(partial(is_asking, seen, number), "a prompt")
+        seen.type(f"{line}\r")
+    seen.wait_for("rank 1 waits")
+    seen.wait_for("rank 0 waits")
+    seen.type("\x03")
+    seen.wait_until(lambda: seen.rows[-2:] == ["KeyboardInterrupt", ">>>"], "the prompt")
+    seen.type("ddp.launch(os.getpid, nproc=1, warm_start=False, progress='never') != [os.getpid()]\r")
+    seen.wait_until(lambda: seen.rows[-2:] == ["True", ">>>"], "the result")
+    seen.type("\x04")
+    assert repl.wait(60) == 0
 
 
 # --- on several nodes ----------------------------------------------------------------------------------------
