@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import pickle
 import random
 import zipfile
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +21,7 @@ from ddp.elastic.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.remote_folder import open_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 N_FLOATS = 600
@@ -144,6 +148,29 @@ def test_checksums_are_there_although_the_script_has_switched_them_off() -> None
         torch.serialization.set_crc32_options(True)
     assert archive.is_intact(saved)
     assert zipfile.ZipFile(io.BytesIO(saved)).testzip() is None
+
+
+def plain() -> bytes:
+    return image.serialize([1.0, 2.0, 3.0])
+
+
+def tensor() -> bytes:
+    data = torch.tensor([1.0, 2.0, 3.0]).numpy().tobytes()
+    head, tail = archive.envelope("torch.float32", (3,), len(data), at=0).around(zlib.crc32(data))
+    return head + data + tail
+
+
+@pytest.mark.parametrize("kind", [plain, tensor])
+def test_an_archive_with_a_flipped_bit_is_damaged_or_says_the_same(kind: Callable[[], bytes]) -> None:
+    saved, taken = bytearray(kind()), 0
+    for at, bit in itertools.product(range(len(saved)), (1, 4)):
+        saved[at] ^= 1 << bit
+        if archive.is_intact(bytes(saved)):
+            taken += 1
+            with contextlib.suppress(RuntimeError, ValueError, pickle.UnpicklingError):  # torch refuses it
+                assert list(image.read_plain(bytes(saved))) == [1.0, 2.0, 3.0]
+        saved[at] ^= 1 << bit
+    assert 0 < taken < len(saved) * 2
 
 
 def test_every_file_of_a_commit_is_tried(folder: Path) -> None:

@@ -20,7 +20,7 @@ def kill(there: Path, seed: int, kills: int, folder: str = "", env: dict[str, st
         [sys.executable, "-W", "ignore", str(PROGRAM), *words],
         capture_output=True,
         text=True,
-        timeout=60 + 2 * kills,
+        timeout=100 + 5 * kills,
         env=os.environ | (env or {}),
     )
     assert done.returncode == 0, done.stderr
@@ -49,12 +49,14 @@ def test_some_kills_at_an_object_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)  # on a busy machine
 @pytest.mark.parametrize("seed", range(10))
 def test_2000_kills(tmp_path: Path, seed: int) -> None:
     kill(tmp_path, seed, kills=200)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)  # on a busy machine
 @pytest.mark.parametrize("seed", range(10))
 def test_2000_kills_at_an_object_store(tmp_path: Path, seed: int) -> None:
     kill_at_an_object_store(tmp_path, seed, kills=200)
