@@ -1,4 +1,8 @@
-"""The rounds as a picture: on the left what was measured, on the right every round's ratio beside its target."""
+"""What was measured as a picture.
+
+`draw`: on the left the amounts, on the right every round's ratio beside its target. `draw_bars`: amounts of several
+contestants, on a logarithmic scale.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 _COLORS = {"torchrun": "#b0b0b0", "ddp-launch": "#1f6fb2"}
 _TARGET = "#c0392b"
+_OTHERS = ("#b0b0b0", "#d08a2e", "#6a9a58")
 
 
 def draw(path: str, findings: Sequence[Finding], machine_line: str) -> None:
@@ -69,3 +74,34 @@ def _label_rows(axis: Any, rows: list[Comparison]) -> None:
         [-number for number in range(len(rows))], [row.quantity.title for row in rows], fontsize=8
     )
     axis.set_ylim(-len(rows) + 0.4, 0.6)
+
+
+def draw_bars(
+    path: str, panels: dict[str, dict[str, dict[str, float]]], unit: str, machine_line: str
+) -> None:
+    """`panels`: by their title, then by contestant and row."""
+    rows = list(dict.fromkeys(row for panel in panels.values() for bars in panel.values() for row in bars))
+    figure, axes = pyplot.subplots(
+        1,
+        len(panels),
+        figsize=(4.2 * len(panels), 1.2 + 0.55 * len(rows)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, (title, panel) in zip(axes[0], panels.items(), strict=True):
+        height = 0.8 / len(panel)
+        for number, (name, bars) in enumerate(panel.items()):
+            places = [-rows.index(row) + 0.4 - height * (number + 0.5) for row in bars]
+            color = _COLORS["ddp-launch"] if number == 0 else _OTHERS[(number - 1) % len(_OTHERS)]
+            axis.barh(places, list(bars.values()), height, color=color, label=name)
+        axis.set_title(title, fontsize=10)
+        axis.set_xscale("log")
+        axis.set_xlabel(unit)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_yticks([-number for number in range(len(rows))], rows, fontsize=8)
+        axis.tick_params(labelleft=axis is axes[0][0])
+    axes[0][-1].legend(fontsize=8)
+    figure.supxlabel("\n".join(textwrap.wrap(machine_line, 150)), fontsize=7, color="#606060")
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,190 +1,149 @@
-"""Commits of ddp.elastic beside torch.distributed.checkpoint (DCP): stall, time to durable, time to resume.
+"""Checkpoints beside each other: how long the training waits, until when they are durable, how long a resume takes.
 
-    .venv/bin/python bench/checkpoints.py [--gb 0.1 1] [--rounds N]
-    .venv/bin/ddp-launch --nproc-per-node 2 bench/checkpoints.py --sharding fsdp2
+    python bench/checkpoints.py [--gb 0.1 1 4] [--shardings replicated FSDP2 HSDP] [--rounds N] [--json FILE]
+                                [--plot FILE] [--write-docs]
 
-Rounds of both alternate, in the same processes, with the same model and Adam. The stall is the time that the training
-thread spends in the call; durable is when it returns from waiting, with all files synced. The page cache is warm. The
-figures are medians of rank 0.
+ddp.elastic, `async_save` of torch.distributed.checkpoint (DCP), and, if they are installed in the environment of this
+Python, NVRx's local checkpoints and torchsnapshot save and restore the same model with Adam, in turns, in the same
+processes: two ranks, with HSDP 2 x 2. A figure is that of the slowest rank. Ratios are taken within a round.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import shutil
+import socket
+import statistics
+import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint import state_dict as states
+from shown import draw_chart, machine, option_parser, publish
 
-# Beside this file lies a ddp.py, which is not the package.
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RANK = Path(__file__).parent / "ranks" / "saves_in_turns.py"
+RANKS = {"replicated": 2, "FSDP2": 2, "HSDP": 4}
+OURS, DCP = "ddp.elastic", "DCP async_save"
+COLUMNS = {"stall": "stall", "durable": "durable", "memory": "resume from memory", "disk": "resume from disk"}
+ROUNDS = {0.1: 7, 1.0: 5, 4.0: 3}
+TARGETS = (
+    ("stall", "stall", 0.1),
+    ("memory", "disk", 0.05),
+)  # of ours, of DCP's, and the most that it should be
 
-import ddp
-from ddp import elastic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-WIDTH = 1024
-LAYER_BYTES = 3 * 4 * (WIDTH * WIDTH + WIDTH)  # the parameters, and two tensors of Adam
+Rounds = dict[str, list[dict[str, float]]]  # by contestant
 
 
-def subject(gigabytes: float, sharding: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(
-        *(nn.Linear(WIDTH, WIDTH) for _ in range(max(1, round(gigabytes * 1e9 / LAYER_BYTES))))
-    )
-    if sharding == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in model:
-            fully_shard(layer)
-        fully_shard(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    return model, optimizer
-
-
-def timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    if dist.get_world_size() > 1:
-        dist.barrier()
-    begin = time.perf_counter()
-    result = action()
-    return (time.perf_counter() - begin) * 1e3, result
-
-
-class Ours:
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        self._named = {"model": model, "optimizer": optimizer, "step": 0}
-        self._folder = folder
-        self._state = self._new()
-        self._state.resume()
-        for _slot in range(3):  # the first commit into each slot asks the kernel for its memory
-            self.save()
-
-    def _new(self) -> elastic.State:
-        return elastic.State(**self._named, folder=self._folder, disk_every=1, keep=1)
-
-    def save(self) -> dict[str, float]:
-        stall, _nothing = timed(self._state.commit)
-        rest, _nothing = timed(self._state.flush)
-        return {"stall": stall, "durable": stall + rest}
-
-    def resume(self) -> dict[str, float]:
-        """From memory, as after a restart of the ranks; then from disk alone."""
-        keeper = self._state._keeper
-        self._state._keeper = None
-        self._state._forget_leaving()
-        self._state = self._new()
-        memory, found = timed(self._state.resume)
-        assert found.in_memory
-        assert keeper is not None
-        self._state.close()  # removes the memory
-        self._state = self._new()
-        disk, found = timed(self._state.resume)
-        assert not found.in_memory
-        for _slot in range(3):
-            self.save()
-        return {"resume from memory": memory, "resume from disk": disk}
-
-    def close(self) -> None:
-        self._state.close()
+def play(gigabytes: float, sharding: str, rounds: int, timeout_s: float) -> Rounds:
+    """The figures of all rounds."""
+    ranks = RANKS[sharding]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    disk = Path(tempfile.mkdtemp(prefix="ddp-bench-", dir=os.environ.get("FOLDER")))
+    memory = Path(tempfile.mkdtemp(prefix="ddp-bench-", dir="/dev/shm"))
+    shared = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bench"}
+    shared |= {"OMP_NUM_THREADS": "1", "DDP_SCRATCH": str(memory)}
+    # What does not fit beside the model, the copy and two commits of each rank is on disk.
+    fits = gigabytes * 1e9 * ranks * 5 < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    words = [str(gigabytes), sharding, str(rounds), str(disk), str(memory if fits else disk / "nvrx")]
+    command = [sys.executable, str(RANK), *words, str(disk / "figures")]
+    processes = []
+    try:
+        for rank in range(ranks):
+            env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=env))
+        for each in processes:
+            if each.wait(timeout_s):
+                raise SystemExit(f"a rank ended with {each.returncode}")
+        return dict(json.loads((disk / "figures").read_text()))
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+        for folder in (disk, memory):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-class Dcp:
-    """As its tutorial has it. Its cache of the copy in memory needs an accelerator."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        self._model, self._optimizer, self._folder = model, optimizer, folder
-        self._group = dist.new_group(backend="gloo")  # its thread uses it while the ranks use another one
-        self._writer = dcp.FileSystemWriter(folder, cache_staged_state_dict=torch.accelerator.is_available())
-        self.save()
-
-    def _dictionaries(self) -> dict[str, Any]:
-        model, optimizer = states.get_state_dict(self._model, self._optimizer)
-        return {"model": model, "optimizer": optimizer, "step": 0}
-
-    def save(self) -> dict[str, float]:
-        stall, future = timed(self._begin)
-        rest, _nothing = timed(future.result)
-        return {"stall": stall, "durable": stall + rest}
-
-    def _begin(self) -> Any:
-        return dcp.async_save(self._dictionaries(), storage_writer=self._writer, process_group=self._group)
-
-    def resume(self) -> dict[str, float]:
-        def load() -> None:
-            found = self._dictionaries()
-            dcp.load(found, checkpoint_id=self._folder)
-            states.set_state_dict(
-                self._model,
-                self._optimizer,
-                model_state_dict=found["model"],
-                optim_state_dict=found["optimizer"],
-            )
-
-        return {"resume from disk": timed(load)[0]}
-
-    def close(self) -> None:
-        """Nothing is left open."""
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {what: statistics.median(each[what] for each in rounds) for what in rounds[0]}
 
 
-def measured(gigabytes: float, sharding: str, rounds: int, folder: Path) -> list[str]:
-    model, optimizer = subject(gigabytes, sharding)
-    contestants: dict[str, Ours | Dcp] = {
-        "ddp.elastic": Ours(model, optimizer, folder / "ours"),
-        "DCP async_save": Dcp(model, optimizer, folder / "dcp"),
-    }
-    times: dict[str, dict[str, list[float]]] = {name: {} for name in contestants}
-    for _round in range(rounds):
-        for name, each in contestants.items():
-            for what, value in (each.save() | each.resume()).items():
-                times[name].setdefault(what, []).append(value)
-    rows = []
-    for name, each in contestants.items():
-        each.close()
-        columns = ("stall", "durable", "resume from memory", "resume from disk")
-        cells = [f"{median(times[name][what]):,.0f} ms" if what in times[name] else "-" for what in columns]
-        rows.append(f"| {gigabytes:g} GB, {sharding} | {name} | {' | '.join(cells)} |")
-    return rows
+def rows(state: str, played: Rounds) -> list[str]:
+    found = []
+    for name, rounds in played.items():
+        figures = medians(rounds)
+        cells = [f"{figures[what]:,.0f} ms" if what in figures else "-" for what in COLUMNS]
+        if "written" in figures:
+            cells[1] = f"{figures['written']:,.0f} ms, not synced"
+        found.append(f"| {state} | {name} | {' | '.join(cells)} |")
+    return found
+
+
+def ratios(played: Rounds) -> list[list[float]]:
+    """Ours over DCP's, in each round, for each target."""
+    pairs = list(zip(played[OURS], played[DCP], strict=True))
+    return [[ours[mine] / dcp[theirs] for ours, dcp in pairs] for mine, theirs, _target in TARGETS]
+
+
+def target_row(state: str, played: Rounds) -> str:
+    cells = []
+    for found, (_mine, _theirs, target) in zip(ratios(played), TARGETS, strict=True):
+        median = statistics.median(found)
+        verdict = "met" if median <= target else "missed"
+        cells += [f"{median:.3f} ({min(found):.3f} .. {max(found):.3f})", f"<= {target:g}", verdict]
+    return f"| {state} | {' | '.join(cells)} |"
+
+
+def text_of(figures: dict[str, Rounds], machine_line: str) -> str:
+    lines = [f"| state | | {' | '.join(COLUMNS.values())} |", f"|---|---|{'---:|' * len(COLUMNS)}"]
+    for state, played in figures.items():
+        lines += rows(state, played)
+    lines += [
+        "",
+        "| ddp.elastic / DCP | stall: median (min .. max) | target | | resume from memory / `dcp.load` | target | |",
+        "|---|---:|---:|---|---:|---:|---|",
+        *(target_row(state, played) for state, played in figures.items()),
+    ]
+    counts = ", ".join(f"{state} {len(played[OURS])}" for state, played in figures.items())
+    return "\n".join(lines) + f"\n\nRounds: {counts}. Machine: {machine_line}."
+
+
+def draw(path: str, figures: dict[str, Rounds], machine_line: str) -> None:
+    from chart import draw_bars
+
+    panels: dict[str, dict[str, dict[str, float]]] = {}
+    for title, keys in (
+        ("stall of the training", ("stall",)),
+        ("durable (NVRx, torchsnapshot: written)", ("durable", "written")),
+        ("resume (ddp.elastic, NVRx: from memory)", ("memory", "disk")),
+    ):
+        panel: dict[str, dict[str, float]] = {}
+        for state, played in figures.items():
+            for name, rounds in played.items():
+                of = medians(rounds)
+                panel.setdefault(name, {})[state] = next(of[key] for key in keys if key in of)
+        panels[title] = panel
+    draw_bars(path, panels, "ms", machine_line)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--gb", type=float, nargs="+", default=[0.1, 1.0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sharding", choices=["none", "fsdp2"], default="none")
+    parser = option_parser(__doc__ or "", rounds=0, timeout_s=3600.0)
+    parser.add_argument("--gb", type=float, nargs="+", default=list(ROUNDS))
+    parser.add_argument("--shardings", nargs="+", choices=tuple(RANKS), default=list(RANKS))
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    place = ddp.init("gloo")
-    folder = Path(os.environ.get("FOLDER") or tempfile.gettempdir()) / f"ddp-bench-checkpoints-{os.getppid()}"
-    if place.rank == 0:
-        print("| state | | stall | durable | resume from memory | resume from disk |")
-        print("|---|---|---:|---:|---:|---:|")
-    try:
-        for gigabytes in options.gb:
-            rows = measured(gigabytes, options.sharding, options.rounds, folder / f"{gigabytes:g}")
-            if place.rank == 0:
-                print("\n".join(rows), flush=True)
-            dist.barrier()
-    finally:
-        if place.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-    ddp.shutdown()
+    machine_line = machine()
+    figures: dict[str, Any] = {}
+    for gigabytes in options.gb:
+        for sharding in options.shardings:
+            rounds = options.rounds or ROUNDS.get(gigabytes, 3)
+            figures[f"{gigabytes:g} GB, {sharding}"] = play(gigabytes, sharding, rounds, options.timeout)
+    text = text_of(figures, machine_line)
+    publish("checkpoints", text, {"machine": machine_line, "tables": figures}, options)
+    draw_chart(options, "checkpoints", lambda path: draw(path, figures, machine_line))
 
 
 if __name__ == "__main__":

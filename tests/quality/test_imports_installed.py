@@ -31,6 +31,8 @@ OPTIONAL = {
     "cloudpickle": "ddp",
     "mpi4py": "ddp",
     "torchft": "bench",
+    "nvidia_resiliency_ext": "bench",
+    "torchsnapshot": "bench",
     "starlette": "rendezvous",
     "uvicorn": "rendezvous",
 }

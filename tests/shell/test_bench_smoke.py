@@ -150,6 +150,16 @@ def test_allreduce(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_checkpoints(tmp_path: Path) -> None:
+    """Each state comes back as it was; the ranks check that."""
+    table, page = run_bench("checkpoints", tmp_path, "--gb", "0.02", "--shardings", "FSDP2")
+    ours, dcp = (table["0.02 GB, FSDP2"][name] for name in ("ddp.elastic", "DCP async_save"))
+    for (figures,) in (ours, dcp):
+        assert 0 < figures["stall"] < figures["durable"]
+    assert "| 0.02 GB, FSDP2 | ddp.elastic |" in page
+
+
+@pytest.mark.nightly
 def test_ddp(tmp_path: Path) -> None:
     asked = ("--ranks", "2", "--models", "MLP, 1M", "--parts", "steps")
     (found,), page = run_bench("ddp", tmp_path, *asked, key="found")
