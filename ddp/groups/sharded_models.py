@@ -12,6 +12,11 @@ micro-batches (`set_requires_gradient_sync`, ...) returns to what it was when th
 
 A rank holds the shard of its place, and the device mesh has the ranks as numbers. So a model in shards goes on only in
 the same place of a world of the same size.
+
+Most jobs have no such model, but torch.compile imports both kinds of FSDP. A search of all objects takes tens of
+milliseconds, so a survivor makes it only if such a model may exist. FSDP2 makes a class for each class of module that
+it shards: without such a class there is no model. Modules of FSDP1 are noted when they are made, and those that were
+made before are found by the search for wrapped models (`ddp.groups.wrappers`).
 """
 
 from __future__ import annotations
@@ -46,12 +51,13 @@ class _Known:
 
 
 _known: list[_Known] = []
+_flat_noted: list[bool] = []
 
 
 def remember() -> None:
     """Note the place of this process, and the switches of its models: training begins now."""
     _known.clear()
-    states = _states(_modules()) if _are_made() and torch_api.has(torch_names.RESET_OF_FSDP) else []
+    states = _states(_found(_sharded_kinds())) if torch_api.has(torch_names.RESET_OF_FSDP) else []
     if states:
         known = _Known(
             Place(dist.get_rank(), dist.get_world_size()), WeakKeyDictionary(), WeakKeyDictionary()
@@ -65,7 +71,7 @@ def remember() -> None:
 
 def renew() -> None:
     """Return all models in shards to the point between two steps. CannotReform: one of them cannot."""
-    modules = _modules()
+    modules = _found(_sharded_kinds() | (flat_kinds() if _flat_noted else set()))
     if not modules:
         return
     _refuse_flat(modules)
@@ -123,27 +129,35 @@ def _states(modules: Iterable[Any]) -> list[Any]:
     return list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
 
 
-def _modules() -> list[Any]:
-    """All modules in shards that this process has, of either FSDP."""
-    fsdp = sys.modules.get(_FSDP_MODULE)
-    if fsdp is None:
-        return []
-    kinds = tuple(kind for name in (_SHARDED, _FLAT) if (kind := getattr(fsdp, name, None)))
-    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+def _found(kinds: set[type[Any]]) -> list[Any]:
+    """All modules of these classes that this process has. It looks at all objects, unless there is no class."""
+    return [each for each in gc.get_objects() if type(each) in kinds] if kinds else []
 
 
-def _are_made() -> bool:
-    """Whether `fully_shard` was called. It makes classes, which are found sooner than modules among all objects."""
+def _sharded_kinds() -> set[type[Any]]:
+    """The classes of modules to which `fully_shard` was applied, also before this library was imported."""
     kind = getattr(sys.modules.get(_FSDP_MODULE), _SHARDED, None)
-    return kind is not None and any(
-        each.__name__ not in vars(sys.modules[each.__module__]) for each in _below(kind)
-    )
+    return set() if kind is None else {each for each in _below(kind) if issubclass(each, torch.nn.Module)}
 
 
-def _below(kind: Any) -> Iterator[Any]:
-    for each in kind.__subclasses__():
+def flat_kinds() -> set[type[Any]]:
+    """The classes of FSDP1. They exist as soon as its module was imported."""
+    kind = getattr(sys.modules.get(_FSDP_MODULE), _FLAT, None)
+    return set() if kind is None else {kind, *_below(kind)}
+
+
+def _below(kind: type[Any]) -> Iterator[type[Any]]:
+    subclasses: list[type[Any]] = kind.__subclasses__()
+    for each in subclasses:
         yield each
         yield from _below(each)
+
+
+def note_if_flat(kind: type[Any]) -> None:
+    """Note that a module of this class was made, if it is one of FSDP1. It, or a copy of it, may exist from now on."""
+    flat = getattr(sys.modules.get(_FSDP_MODULE), _FLAT, None)
+    if flat is not None and issubclass(kind, flat):
+        _flat_noted[:] = [True]
 
 
 def _refuse_flat(modules: Iterable[Any]) -> None:

@@ -62,8 +62,9 @@ def find_unnoticed() -> None:
     _searched.append(True)
     torchs = sys.modules.get(_TORCHS_MODULE)
     if torchs is not None:
-        kinds = set(_with_subclasses(torchs.DistributedDataParallel))
-        _live.update(each for each in gc.get_objects() if type(each) in kinds)
+        kinds = {*_with_subclasses(torchs.DistributedDataParallel), *sharded_models.flat_kinds()}
+        for each in [each for each in gc.get_objects() if type(each) in kinds]:
+            _note(each)
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -83,9 +84,11 @@ def remember() -> None:
                 _seeds[id(state)] = (state, state.rng.get_state())
 
 
-def _note(module: Any, _name: str, _submodule: Any) -> None:
+def _note(module: Any, *_submodule: Any) -> None:
     if _is_wrapper(type(module)):
         _live.add(module)
+    else:
+        sharded_models.note_if_flat(type(module))
 
 
 def _is_wrapper(kind: type) -> bool:

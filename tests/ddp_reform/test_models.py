@@ -128,6 +128,27 @@ def test_shards_in_another_place_are_refused(
             ranks.heal(places, size)
 
 
+def test_all_objects_are_searched_only_for_models_in_shards_that_may_exist() -> None:
+    """torch.compile imports FSDP also for other models. The search of many objects would make the heal longer."""
+    with World(2, models.top, "shm", "ours", "plain") as ranks:
+        ranks.run(models.count_searches)
+        ranks.kill(1)
+        ranks.heal()
+        assert ranks.run(models.searches) == [0, 0]
+        ranks.run(models.shard_later)
+        ranks.kill(1)
+        ranks.heal()
+        assert ranks.run(models.searches) == [1, 0]
+
+
+def test_a_model_of_fsdp1_that_is_made_while_training_is_noted() -> None:
+    with World(2, models.top, "shm", "ours", "plain") as ranks:
+        ranks.run(models.flat_later)
+        ranks.kill(1)
+        with pytest.raises(Failed, match="FSDP1 cannot go on"):
+            ranks.heal()
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import signal
 from typing import Any
@@ -179,3 +180,30 @@ def flat(backend: str) -> dict[str, Any]:
 
     ddp.init(backend)
     return {"model": FullyShardedDataParallel(torch.nn.Linear(8, 8), device_id=torch.device("cpu"))}
+
+
+def flat_later(state: dict[str, Any]) -> None:
+    """Make a model of FSDP1 when training has begun."""
+    state["later"] = flat("shm")["model"]
+
+
+def shard_later(state: dict[str, Any]) -> None:
+    state["later"] = sharded("shm")["model"]
+
+
+def count_searches(state: dict[str, Any]) -> None:
+    """Count the searches of all objects from now on, in a process that has imported FSDP."""
+    import torch.distributed.fsdp  # noqa: F401
+
+    state["searches"] = 0
+    original = gc.get_objects
+
+    def counted(*args: Any, **options: Any) -> list[Any]:
+        state["searches"] += 1
+        return original(*args, **options)
+
+    gc.get_objects = counted
+
+
+def searches(state: dict[str, Any]) -> int:
+    return int(state.get("searches", 0))
