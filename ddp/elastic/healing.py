@@ -10,11 +10,16 @@ starting a new process. Then the process groups are formed anew, the state is re
 An error parks the process in two cases: the launcher has already paused it, or the error is one of communication and
 the launcher pauses it within `PAUSE_WITHIN_S`. Any other error is an error of the script, which ends the rank. If the
 launcher has paused the process, an error of the script at the same moment is raised again in the repeated step.
+
+A process that cannot go on (`CannotReform`) ends, and the launcher restarts all ranks. The script has no error then.
+So the process says why in one line, and ends as by `sys.exit`. A traceback would show only frames of this library, once
+per rank.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,7 +49,8 @@ def run(attempt: Callable[[], T]) -> T:
                 return attempt()
             except reform.CannotReform as error:
                 watcher.cannot_heal(str(error))
-                raise
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                raise SystemExit(1) from error
             except Exception as error:
                 if not _is_paused_after(error, watcher):
                     raise

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ddp.elastic import healing
+from ddp.groups.reform import CannotReform
+from ddp.telemetry import guard as guards
 from ddp.telemetry.guard import Continue, Guard
 
 if TYPE_CHECKING:
@@ -110,3 +114,21 @@ def test_without_a_launcher_nobody_pauses() -> None:
     guard.heals(True)
     assert not guard.will_pause(30.0)
     guard.end()
+
+
+def test_a_process_that_cannot_go_on_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher shows the reason and restarts all ranks. A traceback of each rank would hide that."""
+    told: list[str] = []
+    watcher = SimpleNamespace(heals=lambda on: None, cannot_heal=told.append)
+    monkeypatch.setattr(guards, "start", lambda: watcher)
+
+    def attempt() -> None:
+        raise CannotReform("no shard is left")
+
+    with pytest.raises(SystemExit) as ended:
+        healing.run(attempt)
+    assert ended.value.code == 1
+    assert told == ["no shard is left [DDP-7004]"]
+    assert capsys.readouterr().err == "CannotReform: no shard is left [DDP-7004]\n"
