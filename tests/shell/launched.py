@@ -145,6 +145,18 @@ class Launched:
     def is_there(self, *names: str) -> Callable[[], bool]:
         return lambda: all((self.there / name).exists() for name in names)
 
+    def await_journals(self) -> None:
+        """The agent and its service open theirs a second after the first event, and then keep them open."""
+
+        def opened() -> int:
+            count = 0
+            for fd in Path(f"/proc/{self.agent.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    count += os.readlink(fd).endswith(".ddpj")
+            return count
+
+        eventually(lambda: opened() == 2, what="both journals are open")
+
     def await_there(self, *names: str, timeout_s: float = SOON_S) -> None:
         def there_or_over() -> bool:
             return self.is_there(*names)() or self.agent.poll() is not None

@@ -157,6 +157,7 @@ def test_fifty_heals_leave_no_process_and_no_descriptor(launch: Launch) -> None:
         now = world(job.there, generation, 3, job)
         assert now.ranks[2].pid == survivor
         if generation in (10, 51):  # the first few open what stays open
+            job.await_journals()
             pids = (job.agent.pid, job.zygote(), survivor)
             counts.append(tuple(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids))  # type: ignore[arg-type]
             eventually(lambda: len(children(job.zygote())) <= 4, what="three ranks and the store")

@@ -200,6 +200,7 @@ def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> No
     for generation in (20, last):
         job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=200)
         eventually(lambda: len(job.processes()) == 2 + (3 if warm else 2))
+        job.await_journals()
         sizes.append([size_of(pid) for pid in (job.agent.pid, job.zygote())])
         (job.there / f"go-{generation}").touch()
     assert job.wait() == 0, job.stderr()[-2000:]

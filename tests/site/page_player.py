@@ -148,5 +148,5 @@ def play(
             terminal = terminals[block.title]
             terminal.start(block, number)
             terminal.await_output() if block.title else terminal.finish()
-        for terminal in terminals.values():
+        for terminal in reversed(terminals.values()):  # what looks at a job ends before the job
             terminal.finish()
