@@ -16,14 +16,11 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hierarchical import why_not
+from hosts import bandwidth, play, switched
 from shown import ROOT, machine, write_between_markers
 
 from launcher.plan import step_model
@@ -32,80 +29,12 @@ from launcher.plan.profiling import record_profile
 from launcher.plan.transports import TRANSPORTS, usual_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from launcher.plan.profile import Profile
 
 _RANK = os.path.join(ROOT, "bench", "plan_rank.py")
-_DEVICE = "cable"
 _TARGET = 0.10
-_BITS = {"mbit": 1e6, "gbit": 1e9}
 _FIT_SIZES = [4, 1 << 16, 1 << 20, 1 << 22]
 _TIMEOUT_S = 240.0
-
-
-def bandwidth(rate: str) -> float:
-    return float(rate[:-4]) * _BITS[rate[-4:]] / 8
-
-
-# --- hosts -------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def switched(hosts: int, rate: str) -> Iterator[list[str]]:
-    """Namespaces with the addresses 10.79.0.1, 10.79.0.2, ..., joined by a bridge."""
-    hub, *names = [f"plan-{os.getpid()}-{number}" for number in range(hosts + 1)]
-    with ExitStack() as undo:
-        for name in (hub, *names):
-            _do("ip", "netns", "add", name)
-            undo.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-        _do("ip", "-n", hub, "link", "add", "switch", "type", "bridge")
-        _do("ip", "-n", hub, "link", "set", "switch", "up")
-        for number, name in enumerate(names, 1):
-            _join(hub, f"port{number}", name, f"10.79.0.{number}/24", rate)
-        yield names
-
-
-def _join(hub: str, port: str, name: str, address: str, rate: str) -> None:
-    _do("ip", "link", "add", _DEVICE, "netns", name, "type", "veth", "peer", "name", port, "netns", hub)
-    _do("ip", "-n", hub, "link", "set", port, "master", "switch")
-    _do("ip", "-n", name, "addr", "add", address, "dev", _DEVICE)
-    for space, device in ((name, "lo"), (name, _DEVICE), (hub, port)):
-        _do("ip", "-n", space, "link", "set", device, "up")
-    for space, device in ((name, _DEVICE), (hub, port)):
-        limit = ("rate", rate, "burst", "32k", "latency", "50ms")
-        _do("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
-
-
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
-def play(names: list[str], ranks_each: int, trial: dict[str, Any]) -> dict[str, float]:
-    world, deadline = ranks_each * len(names), time.monotonic() + _TIMEOUT_S
-    env = {**os.environ, "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": _DEVICE, "MASTER_ADDR": "10.79.0.1"}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as end:
-        with open(os.path.join(folder, "trial.json"), "w") as file:
-            json.dump(trial, file)
-        started = []
-        for rank in range(world):
-            inside = ["ip", "netns", "exec", names[rank // ranks_each], sys.executable, _RANK, folder]
-            process = subprocess.Popen(inside, env={**env, "RANK": str(rank)})
-            end.callback(process.wait)
-            end.callback(process.kill)
-            started.append(process)
-        for process in started:
-            try:
-                failed = process.wait(max(1.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise SystemExit(f"not done within {_TIMEOUT_S:g} s") from None
-            if failed:
-                raise SystemExit("a rank failed")
-        with open(os.path.join(folder, "taken.json")) as file:
-            taken: dict[str, float] = json.load(file)
-    return taken
 
 
 # --- the fit -----------------------------------------------------------------------------------------
@@ -120,7 +49,7 @@ def fit(rates: list[str], hosts: list[int]) -> str:
         for count in hosts:
             with switched(count, rate) as names:
                 trial = {"backends": list(rows), "models": [], "sizes": _FIT_SIZES, "repeats": 9}
-                for key, seconds in play(names, 1, trial).items():
+                for key, seconds in play(names, 1, _RANK, trial, _TIMEOUT_S).items():
                     backend, size = key.split("/")
                     moved = 2 * (count - 1) / count * int(size) / bandwidth(rate)
                     rows[backend].append([1.0, 2.0 * (count - 1), moved, seconds])
@@ -155,7 +84,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
             for rate in options.rates:
                 with switched(hosts, rate) as names:
                     trial = {"backends": ["gloo", "hier"], "models": options.models, "sizes": [], "steps": 25}
-                    taken = play(names, ranks_each, trial)
+                    taken = play(names, ranks_each, _RANK, trial, _TIMEOUT_S)
                 for key, seconds in taken.items():
                     backend, model = key.split("/", 1)
                     profile = profiles[model, world]
