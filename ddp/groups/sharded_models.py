@@ -57,7 +57,9 @@ _flat_noted: list[bool] = []
 def remember() -> None:
     """Note the place of this process, and the switches of its models: training begins now."""
     _known.clear()
-    states = _states(_found(_sharded_kinds())) if torch_api.has(torch_names.RESET_OF_FSDP) else []
+    modules = _found(_sharded_kinds())
+    # Only then: the question imports torch's FSDP, which a script without it should not wait for.
+    states = _states(modules) if modules and torch_api.has(torch_names.RESET_OF_FSDP) else []
     if states:
         known = _Known(
             Place(dist.get_rank(), dist.get_world_size()), WeakKeyDictionary(), WeakKeyDictionary()
