@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from launcher import supervision
+from launcher import daemon_threads, supervision
 from launcher.exchange import (
     AbortGroups,
     Action,
@@ -312,9 +312,8 @@ class Agent:
         self._events.put_nowait(CheckpointSignal(name, stop))
 
     def _terminal_resized(self, signum: int) -> None:
-        """Ranks get the signal from us: the kernel sends it only to those who control a terminal."""
-        self._logs.resized()
-        self._forward_signal(signum)
+        """Ranks get the signal from us, after the size: the kernel sends it only to those who control a terminal."""
+        self._logs.resized(partial(daemon_threads.call_in, self._loop, self._forward_signal, signum))
 
     def _forward_signal(self, signum: int) -> None:
         self._zygotes.zygote.signal(signum)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
+    """Let the loop call a function. Any thread may ask for it, also when the loop has ended: then nothing happens."""
+    with suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(function, *args)
 
 
 class DaemonThreads(ThreadPoolExecutor):  # asyncio accepts only this class of executor

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from launcher import daemon_threads
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Health, NodeReading
@@ -120,8 +120,7 @@ class NodeWatch:
             partial(self._on_reading, reading),
             None,
         )
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(report)
+        daemon_threads.call_in(self._loop, report)
 
     def _on_reading(self, reading: NodeReading) -> None:
         before = self._health

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from launcher import daemon_threads
 from launcher.exchange import ConditionMet
 from launcher.health.stop_rules import LineRules, Met, Throughput
 from launcher.settings.stop_conditions import Slow
@@ -76,10 +76,7 @@ class StopWatch:
         met, rest = self._lines.scan(self._rest.get(key, b""), chunk)
         self._rest[key] = rest
         if met is not None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(
-                    self._met, met, label.generation, label.rank, label.local_rank
-                )
+            daemon_threads.call_in(self._loop, self._met, met, label.generation, label.rank, label.local_rank)
 
     # --- what the pages show -------------------------------------------------------------------------
 

@@ -152,9 +152,10 @@ class LogPump:
             self._ask(lambda: self._err.set_status(text))
             self._ask(self._live.look_again)
 
-    def resized(self) -> None:
-        """Adapt to the terminal's new size."""
+    def resized(self, done: Callable[[], None]) -> None:
+        """Adapt to the terminal's new size. The pump thread then calls `done`."""
         self._ask(self._resize)
+        self._ask(done)
 
     def resumed(self) -> None:
         """Draw below what another program has written while the launcher was stopped."""

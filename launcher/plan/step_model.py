@@ -6,7 +6,7 @@ bucket is complete on the slowest rank. What remains when the backward has ended
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def hsdp(profile: Profile, cluster: Cluster, transport: Transport) -> StepTime:
 
 def diloco(profile: Profile, cluster: Cluster, transport: Transport, every: int) -> StepTime:
     """DDP inside each node; the parameters are averaged between nodes every `every` steps, which nothing hides."""
-    alone = type(cluster)(1, cluster.ranks_per_node, cluster.link, cluster.inside)
+    alone = replace(cluster, nodes=1)
     inside = ddp(profile, alone, transport)
     outer = over_nodes(cluster, transport, profile.nbytes) / every
     waiting = stragglers.slowest(profile.step_samples, cluster.nodes) / sqrt(every)

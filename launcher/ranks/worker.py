@@ -9,8 +9,10 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from launcher import daemon_threads
 from launcher.exchange import RankEnded
 from launcher.failure.facts import OomWatch, read_error_record
 from launcher.failure.hidden_modules import modules_named
@@ -260,13 +262,8 @@ class Workers:
 
     async def _read_last_output(self, label: RankLabel) -> None:
         """Read the last output of the rank, which may still be in its pipes."""
-        loop = asyncio.get_running_loop()
         read = asyncio.Event()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(read.set)
-
+        tell = partial(daemon_threads.call_in, asyncio.get_running_loop(), read.set)
         self._logs.catch_up(label.rank, label.generation, tell)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_OUTPUT_S):

@@ -204,9 +204,11 @@ ROOMS = {
         "supervised": {"exchange"},
         "failure": {"ending_file", "exchange", "machine", "output", "settings", "template"},
         "health": set(
-            "error_boundary exchange failure machine output settings sources supervised template".split()
+            "daemon_threads error_boundary exchange failure machine output settings sources supervised template".split()
         ),
-        "ranks": set("error_boundary exchange failure health machine output settings template".split()),
+        "ranks": set(
+            "daemon_threads error_boundary exchange failure health machine output settings template".split()
+        ),
         "answers": set("error_boundary exchange health machine output ranks settings supervised".split()),
         "preflight": set(
             "daemon_threads error_boundary exchange joining machine output settings sources stop_requests template "
@@ -231,7 +233,8 @@ ROOMS = {
         ),
         "notify": {"error_boundary", "exchange", "settings", "supervised", "version"},
         "agent": set(
-            "exchange failure job_page joining settings stop_requests supervised supervision template wiring".split()
+            "daemon_threads exchange failure job_page joining settings stop_requests supervised supervision template "
+            "wiring".split()
         ),
         "job_page": {"error_boundary", "joining", "settings"},
         "warm_pool": {"ranks", "settings", "template", "version"},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 from typing import TYPE_CHECKING
 
 import pytest
-from launched import SOON_S, eventually
+from launched import SOON_S
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 from test_logs import await_drained, label, write_all
 
@@ -166,8 +167,9 @@ def test_a_new_size_reaches_the_ranks_and_the_live_area(seen: SeenTerminal, tmp_
     os.write(fds[0], b"\r" + b"=" * 70)
     seen.wait_for("=" * 70)
     seen.resize(40, 10)
-    pump.resized()
-    eventually(lambda: size_seen_by(fds[0]) == (40, 10), what="the rank's terminal has the new size")
+    sizes: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    pump.resized(lambda: sizes.put(size_seen_by(fds[0])))
+    assert sizes.get(timeout=SOON_S) == (40, 10)
     os.write(fds[0], b"\r" + b"#" * 70)
     seen.wait_for("#" * 35)
     assert "#" * 36 not in "".join(seen.rows)
