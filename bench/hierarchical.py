@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hosts import DEVICE, UNLIMITED, do, play, why_not
 from shown import ROOT, machine, publish
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ _CONTENDERS: list[dict[str, Any]] = [
     {"name": "ours, hier", "kind": "ours", "backend": "hier"},
 ]
 _TARGET, _TARGET_RATE = 0.75, "1gbit"
-_DEVICE = "cable"
 _HOSTS = 2
+_AS_RANK = [os.path.abspath(__file__), "--as-rank"]
 
 # name -> seconds, one per round
 Taken = dict[str, list[float]]
@@ -111,69 +110,25 @@ def _all_reduce(size: int, groups: dict[str, Any], rounds: int) -> Taken:
 # --- the hosts ---------------------------------------------------------------------------------------
 
 
-def why_not() -> str:
-    """What is missing here, if anything."""
-    for program in ("ip", "tc"):
-        if shutil.which(program) is None:
-            return f"there is no `{program}` here (Debian: apt-get install iproute2)"
-    if os.geteuid():
-        return "network namespaces are made by root only"
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
-    return tried.stderr.strip()
-
-
 @contextmanager
 def cabled(rate: str) -> Iterator[list[str]]:
     """Two namespaces, 10.78.0.1 and 10.78.0.2, whose names are given."""
     names = [f"bench-{os.getpid()}-{number}" for number in range(_HOSTS)]
     with ExitStack() as undo:
         for name in names:
-            _do("ip", "netns", "add", name)
+            do("ip", "netns", "add", name)
             undo.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
         one, other = names
-        peer = ("peer", "name", _DEVICE, "netns", other)
-        _do("ip", "link", "add", _DEVICE, "netns", one, "type", "veth", *peer)
+        peer = ("peer", "name", DEVICE, "netns", other)
+        do("ip", "link", "add", DEVICE, "netns", one, "type", "veth", *peer)
         for number, name in enumerate(names):
-            _do("ip", "-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", _DEVICE)
-            for device in (_DEVICE, "lo"):
-                _do("ip", "-n", name, "link", "set", device, "up")
-            if rate != "unlimited":
+            do("ip", "-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", DEVICE)
+            for device in (DEVICE, "lo"):
+                do("ip", "-n", name, "link", "set", device, "up")
+            if rate != UNLIMITED:
                 bucket = ("rate", rate, "burst", "128k", "latency", "20ms")
-                _do("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", _DEVICE, "root", "tbf", *bucket)
+                do("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *bucket)
         yield names
-
-
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
-def play(hosts: list[str], ranks_each: int, trial: dict[str, Any], timeout_s: float) -> dict[str, Taken]:
-    deadline = time.monotonic() + timeout_s
-    world = ranks_each * len(hosts)
-    env = {**os.environ, "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": _DEVICE, "MASTER_ADDR": "10.78.0.1"}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as end:
-        with open(os.path.join(folder, "trial.json"), "w") as file:
-            json.dump(trial, file)
-        command = [sys.executable, os.path.abspath(__file__), "--as-rank", folder]
-        started = []
-        for rank in range(world):
-            inside = ["ip", "netns", "exec", hosts[rank // ranks_each], *command]
-            process = subprocess.Popen(inside, env={**env, "RANK": str(rank)})
-            end.callback(process.wait)
-            end.callback(process.kill)
-            started.append(process)
-        for process in started:
-            try:
-                failed = process.wait(max(1.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise SystemExit(f"not done within {timeout_s:g} s") from None
-            if failed:
-                raise SystemExit("a rank failed")
-        with open(os.path.join(folder, "taken.json")) as file:
-            taken: dict[str, Taken] = json.load(file)
-    return taken
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -183,7 +138,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             for ranks_each in (2, 1):
                 models = options.models if ranks_each == 2 else []
                 trial = {"models": models, "sizes": options.sizes, "rounds": options.rounds}
-                taken = play(hosts, ranks_each, trial, options.timeout)
+                taken: dict[str, Taken] = play(hosts, ranks_each, _AS_RANK, trial, options.timeout)
                 found += [
                     {"rate": rate, "ranks_each": ranks_each, "what": what, "taken": one}
                     for what, one in taken.items()

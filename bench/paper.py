@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_models"))
 
-from hierarchical import why_not
-from hosts import UNLIMITED, play, switched
+from hosts import UNLIMITED, play, switched, why_not
 from models import Writer, resnet
 from shown import ROOT, machine, write_between_markers
 
@@ -195,10 +194,10 @@ def measured(name: str, run: Run, rounds: int) -> Series:
         found = _with_mpi(trial)
     elif run.rate is None:
         with switched(1, UNLIMITED) as names:
-            found = play(names, run.hosts, _RANK, trial, _TIMEOUT_S)
+            found = play(names, run.hosts, [_RANK], trial, _TIMEOUT_S)
     else:
         with switched(run.hosts, run.rate) as names:
-            found = play(names, 1, _RANK, trial, _TIMEOUT_S)
+            found = play(names, 1, [_RANK], trial, _TIMEOUT_S)
     print(f"measured: {name}, {run.title}", file=sys.stderr, flush=True)
     return {series: [(x, y) for x, y in points] for series, points in found.items()}
 

@@ -15,7 +15,7 @@ sys.path[:0] = [os.path.dirname(_HERE), os.path.join(_HERE, "ddp_models")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from models import MODELS, Bottleneck, Sleepy, Writer, asleep  # noqa: E402
+from models import MODELS, Sleepy, Writer, asleep, resnet  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ddp.shm  # noqa: E402
@@ -66,21 +66,10 @@ def chunks(trial: dict[str, Any]) -> Series:
 # --- figure 2, right: when gradients are ready ---------------------------------------------------------
 
 
-def resnet152() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    layers.append(nn.MaxPool2d(3, 2, 1))
-    given = 64
-    for width, blocks, stride in ((64, 3, 1), (128, 8, 2), (256, 36, 2), (512, 3, 2)):
-        for number in range(blocks):
-            layers.append(Bottleneck(given, width, stride if number == 0 else 1))
-            given = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(given, 1000))
-
-
 def ready(trial: dict[str, Any]) -> Series:
     """The share of parameters whose gradients are ready, by time since the start of the backward."""
     models: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
-        "ResNet-152": (resnet152, lambda: torch.randn(2, 3, 96, 96)),
+        "ResNet-152": (lambda: resnet((3, 8, 36, 3)), lambda: torch.randn(2, 3, 96, 96)),
         "BERT-base-sized": (lambda: Writer(30_522, 768), lambda: torch.randint(0, 30_522, (1, 64))),
     }
     found: Series = {}
@@ -158,15 +147,20 @@ def in_turns(trainings: dict[str, Training], rounds: int) -> dict[str, float]:
 
 
 def buckets(trial: dict[str, Any]) -> Series:
-    found: Series = {}
+    def of(cap: float, kind: str, group: Any, model: nn.Module, batch: torch.Tensor) -> Training:
+        return Training(wrapped(kind, model, group, bucket_cap_mb=cap), batch)
+
+    return _varied(trial, trial["caps"], of)
+
+
+def _varied(trial: dict[str, Any], values: list[float], of: Callable[..., Training]) -> Series:
+    """The seconds of each contender by a value, from which `of` makes its training."""
     make, batch = MODELS[trial["model"]]
+    found: Series = {}
     for name, kind, group in contenders(trial):
-        trainings = {
-            str(cap): Training(wrapped(kind, make(), group, bucket_cap_mb=cap), batch())
-            for cap in trial["caps"]
-        }
+        trainings = {str(value): of(value, kind, group, make(), batch()) for value in values}
         taken = in_turns(trainings, trial["rounds"])
-        found[name] = [(cap, taken[str(cap)]) for cap in trial["caps"]]
+        found[name] = [(value, taken[str(value)]) for value in values]
     return found
 
 
@@ -226,16 +220,10 @@ def _in_buckets(gradients: list[Any], limit: int) -> list[list[Any]]:
 
 
 def skip(trial: dict[str, Any]) -> Series:
-    make, batch = MODELS[trial["model"]]
-    found: Series = {}
-    for name, kind, group in contenders(trial):
-        trainings = {
-            str(cadence): Training(wrapped(kind, make(), group), batch(), cadence=cadence)
-            for cadence in trial["cadences"]
-        }
-        taken = in_turns(trainings, trial["rounds"])
-        found[name] = [(cadence, taken[str(cadence)]) for cadence in trial["cadences"]]
-    return found
+    def of(cadence: int, kind: str, group: Any, model: nn.Module, batch: torch.Tensor) -> Training:
+        return Training(wrapped(kind, model, group), batch, cadence=cadence)
+
+    return _varied(trial, trial["cadences"], of)
 
 
 def robin(trial: dict[str, Any]) -> Series:
@@ -307,7 +295,7 @@ def hooks(trial: dict[str, Any]) -> Series:
         model.register_comm_hook(*HOOKS[name]())
         trainings[name] = Training(model, batch())
     taken = in_turns(trainings, trial["rounds"])
-    return {name: [(0, taken[name]), (1, _loss(trial, name, 1, group))] for name in trial["hooks"]}
+    return {name: [(0, taken[name]), (1, _learn(trial, name, 1, group)[-1][1])] for name in trial["hooks"]}
 
 
 # --- loss ---------------------------------------------------------------------------------------------------
@@ -322,10 +310,6 @@ def loss(trial: dict[str, Any]) -> Series:
         ]
         for cadence in trial["cadences"]
     }
-
-
-def _loss(trial: dict[str, Any], hook: str, cadence: int, group: Any) -> float:
-    return _learn(trial, hook, cadence, group)[-1][1]
 
 
 def _learn(trial: dict[str, Any], hook: str, cadence: int, group: Any) -> list[tuple[float, float]]:

@@ -1,6 +1,6 @@
 """How right `ddp-launch plan` is: its constants fitted to all-reduces, its steps compared with runs.
 
-    python bench/plan.py [--fit] [--rates 200mbit 1gbit] [--hosts 2 4 8] [--models 'idle backward' ...]
+    python bench/plan.py [--fit] [--rates 200mbit 400mbit] [--hosts 2 4 8] [--models 'idle backward' ...]
                          [--json FILE] [--write-docs [FILE]]
 
 Needs root, `ip` and `tc`: hosts are network namespaces of this machine, joined by a switch (bridge). The link of each
@@ -19,8 +19,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hierarchical import why_not
-from hosts import bandwidth, play, switched
+from hosts import bandwidth, play, switched, why_not
 from shown import ROOT, machine, write_between_markers
 
 from launcher.plan import step_model
@@ -32,9 +31,11 @@ if TYPE_CHECKING:
     from launcher.plan.profile import Profile
 
 _RANK = os.path.join(ROOT, "bench", "plan_rank.py")
+_LINK_RANK = os.path.join(ROOT, "bench", "link_rank.py")
 _TARGET = 0.10
+_CARRIED = 0.90  # of the links: 0.95 remains for data over TCP
 _FIT_SIZES = [4, 1 << 16, 1 << 20, 1 << 22]
-_TIMEOUT_S = 240.0
+_TIMEOUT_S = 600.0
 
 
 # --- the fit -----------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ def fit(rates: list[str], hosts: list[int]) -> str:
         for count in hosts:
             with switched(count, rate) as names:
                 trial = {"backends": list(rows), "models": [], "sizes": _FIT_SIZES, "repeats": 9}
-                for key, seconds in play(names, 1, _RANK, trial, _TIMEOUT_S).items():
+                for key, seconds in play(names, 1, [_RANK], trial, _TIMEOUT_S).items():
                     backend, size = key.split("/")
                     moved = 2 * (count - 1) / count * int(size) / bandwidth(rate)
                     rows[backend].append([1.0, 2.0 * (count - 1), moved, seconds])
@@ -83,8 +84,9 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                     profiles[model, world] = record_profile(words, world, 20, _TIMEOUT_S, os.environ)
             for rate in options.rates:
                 with switched(hosts, rate) as names:
+                    carried = play(names, 1, [_LINK_RANK], {}, _TIMEOUT_S) / bandwidth(rate)
                     trial = {"backends": ["gloo", "hier"], "models": options.models, "sizes": [], "steps": 25}
-                    taken = play(names, ranks_each, _RANK, trial, _TIMEOUT_S)
+                    taken = play(names, ranks_each, [_RANK], trial, _TIMEOUT_S)
                 for key, seconds in taken.items():
                     backend, model = key.split("/", 1)
                     profile = profiles[model, world]
@@ -97,6 +99,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                             "hosts": hosts,
                             "ranks_each": ranks_each,
                             "rate": rate,
+                            "carried": carried,
                             "measured_s": seconds,
                             "predicted_s": step.seconds,
                             "error": step.seconds / seconds - 1,
@@ -108,21 +111,30 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def text_of(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| hosts x ranks | link | transport | model | measured | predicted | error |",
-        "|---|---|---|---|---:|---:|---:|",
+        "| hosts x ranks | link | carried | transport | model | measured | predicted | error |",
+        "|---|---|---:|---|---|---:|---:|---:|",
     ]
     lines += [
-        f"| {row['hosts']} x {row['ranks_each']} | {row['rate']} | {row['backend']} | {row['model']} "
-        f"| {row['measured_s'] * 1e3:.1f} ms | {row['predicted_s'] * 1e3:.1f} ms | {row['error']:+.0%} |"
+        f"| {row['hosts']} x {row['ranks_each']} | {row['rate']} | {row['carried']:.0%} | {row['backend']} "
+        f"| {row['model']} | {row['measured_s'] * 1e3:.1f} ms | {row['predicted_s'] * 1e3:.1f} ms "
+        f"| {row['error']:+.0%} |"
         for row in rows
     ]
+    return "\n".join([*lines, "", summary([row for row in rows if row["carried"] >= _CARRIED])])
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Counted are the hosts whose links this machine can play: the others wait for its processors, not for a link."""
+    if not rows:
+        return f"This machine carries less than {_CARRIED:.0%} of each of these links, so no error can be stated."
     errors = sorted(abs(row["error"]) for row in rows)
     within = sum(error <= _TARGET for error in errors)
-    summary = (
-        f"Steps within {_TARGET:.0%}: {within} of {len(errors)}; median error {errors[len(errors) // 2]:.0%}, "
-        f"largest {errors[-1]:.0%}. Target: all within {_TARGET:.0%}: {'met' if within == len(errors) else 'not met'}."
+    return (
+        f"Carried: the share of a link that plain TCP gets when all hosts send to their neighbors at once. "
+        f"Steps within {_TARGET:.0%} where it is at least {_CARRIED:.0%}: {within} of {len(errors)}; median error "
+        f"{errors[len(errors) // 2]:.0%}, largest {errors[-1]:.0%}. Target: all: "
+        f"{'met' if within == len(errors) else 'not met'}."
     )
-    return "\n".join([*lines, "", summary])
 
 
 def main() -> None:
@@ -132,10 +144,10 @@ def main() -> None:
     parser.add_argument(
         "--fit", action="store_true", help="fit the constants to all-reduces, and run no step"
     )
-    parser.add_argument("--rates", nargs="+", default=["200mbit", "1gbit"])
+    parser.add_argument("--rates", nargs="+", default=["200mbit", "400mbit"])
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--ranks-each", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--models", nargs="+", default=["idle backward", "MLP, 1M", "ResNet-50-like"])
+    parser.add_argument("--models", nargs="+", default=["MLP, 1M", "ResNet-50-like"])
     parser.add_argument("--json", metavar="FILE")
     page = os.path.join(ROOT, "docs", "plan.md")
     parser.add_argument("--write-docs", metavar="FILE", nargs="?", const=page)

@@ -10,7 +10,8 @@ import os
 import statistics
 import sys
 import time
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.dirname(_HERE), os.path.join(_HERE, "ddp_models")]
@@ -22,23 +23,36 @@ from models import MODELS  # noqa: E402
 import ddp.shm  # noqa: E402
 from ddp import DistributedDataParallel  # noqa: E402
 
-_FOR_EVER = 1_000_000
-_WARM_UP = 5
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WARM_UP = 3
+_AT_LEAST = 3
+_LONG_S = 10.0
 
 
-def steps(model_name: str, backend: str, count: int) -> list[float]:
+def steps(model_name: str, backend: str, are_enough: Callable[[list[float]], bool]) -> list[float]:
     torch.manual_seed(0)
     model = DistributedDataParallel(MODELS[model_name][0](), process_group=dist.new_group(backend=backend))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = MODELS[model_name][1]()
-    taken = []
-    for _ in range(count):
+    taken: list[float] = []
+    while not are_enough(taken):
         began = time.perf_counter()
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
         taken.append(time.perf_counter() - began)
     return taken[_WARM_UP:]
+
+
+def are_enough(count: int, taken: list[float]) -> bool:
+    """Whether `count` steps were done, or fewer that took long. Rank 0 decides for all."""
+    if len(taken) < _WARM_UP + _AT_LEAST:
+        return False
+    enough = torch.tensor([len(taken) == count or sum(taken) > _LONG_S])
+    dist.broadcast(enough, 0)
+    return bool(enough)
 
 
 def all_reduces(size: int, backend: str, count: int) -> list[float]:
@@ -57,7 +71,7 @@ def main() -> None:
     assert ddp.shm.register(), "the compiled core is not there"
     if sys.argv[1] == "--profile":
         dist.init_process_group("gloo")
-        steps(sys.argv[2], "shm" if dist.get_world_size() > 1 else "gloo", _FOR_EVER)
+        steps(sys.argv[2], "shm" if dist.get_world_size() > 1 else "gloo", lambda _taken: False)
         return
     folder = sys.argv[1]
     with open(os.path.join(folder, "trial.json")) as file:
@@ -67,9 +81,10 @@ def main() -> None:
         "gloo", store=dist.FileStore(os.path.join(folder, "store"), world), rank=rank, world_size=world
     )
     found = {}
+    enough = partial(are_enough, trial.get("steps", 0))
     for backend in trial["backends"]:
         for name in trial["models"]:
-            found[f"{backend}/{name}"] = statistics.median(steps(name, backend, trial["steps"]))
+            found[f"{backend}/{name}"] = statistics.median(steps(name, backend, enough))
         for size in trial["sizes"]:
             found[f"{backend}/{size}"] = statistics.median(all_reduces(size, backend, trial["repeats"]))
     rows: list[Any] = [None] * world

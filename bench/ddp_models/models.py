@@ -31,12 +31,12 @@ class Bottleneck(nn.Module):
         return functional.relu(self.body(x) + self.past(x))
 
 
-def resnet() -> nn.Module:
-    """The layers of ResNet-50: 161 parameters, 25.6M elements."""
+def resnet(depths: tuple[int, int, int, int] = (3, 4, 6, 3)) -> nn.Module:
+    """The layers of ResNet-50: 161 parameters, 25.6M elements. ResNet-152 has (3, 8, 36, 3) blocks."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     layers.append(nn.MaxPool2d(3, 2, 1))
     given = 64
-    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    for blocks, width, stride in zip(depths, (64, 128, 256, 512), (1, 2, 2, 2), strict=True):
         for number in range(blocks):
             layers.append(Bottleneck(given, width, stride if number == 0 else 1))
             given = 4 * width
