@@ -12,7 +12,7 @@ from launcher.plan.failures import FailureModel
 from launcher.plan.network import Link
 from launcher.plan.prediction import Question, predict
 from launcher.plan.profiling import read_profile, record_profile
-from launcher.plan.transports import TRANSPORTS, fitted_link, usual, usual_inside
+from launcher.plan.transports import TRANSPORTS, measured_link, usual, usual_inside
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
 from rendezvous.values.error_codes import Code
@@ -161,5 +161,5 @@ def _save(path: str, text: str) -> None:
 
 
 def _inside(profile: Profile, asked: float | None) -> Link:
-    link = fitted_link(profile.inside, profile.ranks) if profile.inside else usual_inside(profile.device)
+    link = measured_link(profile.inside, profile.ranks) if profile.inside else usual_inside(profile.device)
     return Link(asked, link.latency_s) if asked else link

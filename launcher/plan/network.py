@@ -13,6 +13,7 @@ neighbours in the ring.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -24,6 +25,23 @@ class Link:
 
     def message(self, nbytes: float) -> float:
         return self.latency_s + nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class MeasuredLink(Link):
+    """Takes as long as was measured for the nearest sizes. Bandwidth and latency are for larger messages."""
+
+    points: tuple[tuple[float, float], ...]  # bytes of a message, and its seconds, in the order of the bytes
+
+    def message(self, nbytes: float) -> float:
+        above = bisect_left(self.points, (nbytes, 0.0))
+        if above == 0:
+            return self.points[0][1]
+        size, seconds = self.points[above - 1]
+        if above == len(self.points):
+            return seconds + (nbytes - size) / self.bandwidth
+        next_size, next_seconds = self.points[above]
+        return seconds + (next_seconds - seconds) * (nbytes - size) / (next_size - size)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.plan.network import Link, Transport
+from launcher.plan.network import Link, MeasuredLink, Transport
 
 GLOO = Transport(
     "gloo", is_hierarchical=False, has_trees=False, share=0.96, message_s=17e-5, collective_s=1e-4, byte_s=0.0
@@ -29,9 +29,10 @@ def usual_inside(device: str) -> Link:
     return SHARED_MEMORY if device == "cpu" else NVLINK
 
 
-def fitted_link(points: tuple[tuple[int, float], ...], ranks: int) -> Link:
-    """The link inside a machine from measured all-reduces: latency from the smallest, bandwidth from the largest."""
+def measured_link(points: tuple[tuple[int, float], ...], ranks: int) -> MeasuredLink:
+    """The link inside a machine from all-reduces of several sizes, as if each had been a ring."""
+    messages = 2 * (ranks - 1)
     (_, quickest), (nbytes, seconds) = min(points), max(points)
-    latency = quickest / (2 * (ranks - 1))
-    moved = 2 * (ranks - 1) * nbytes / ranks
-    return Link(moved / max(seconds - quickest, 1e-9), latency)
+    bandwidth = messages * nbytes / ranks / max(seconds - quickest, 1e-9)
+    taken = tuple((nbytes / ranks, seconds / messages) for nbytes, seconds in sorted(points))
+    return MeasuredLink(bandwidth, quickest / messages, taken)

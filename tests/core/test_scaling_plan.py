@@ -16,7 +16,7 @@ from launcher.plan.network import Cluster, Link, Transport, all_reduce
 from launcher.plan.prediction import Question, predict
 from launcher.plan.profile import BadProfile, Gradient, Profile, from_text, merged, to_text
 from launcher.plan.simulation import play_ring, play_step
-from launcher.plan.transports import GLOO, HIER, NCCL, fitted_link
+from launcher.plan.transports import GLOO, HIER, NCCL, measured_link
 from launcher.plan.units import node_counts, rate, seconds
 from launcher.settings.arguments import UsageError
 
@@ -162,11 +162,23 @@ def test_the_best_interval_between_checkpoints_is_the_best() -> None:
 def test_a_link_is_fitted_to_measured_all_reduces() -> None:
     link = Link(3e9, 8e-6)
     points = tuple((size, 6 * link.message(size / 4)) for size in (4, 1 << 16, 1 << 26))
-    fitted = fitted_link(points, 4)
+    fitted = measured_link(points, 4)
     assert (fitted.bandwidth, fitted.latency_s) == (
         pytest.approx(3e9, rel=0.01),
         pytest.approx(8e-6, rel=0.01),
     )
+
+
+def test_an_all_reduce_inside_a_node_takes_as_long_as_it_was_measured() -> None:
+    """Small and large ones follow different curves: through a cache, through memory, in one piece or in several."""
+    points = ((4, 1e-5), (1 << 16, 4e-5), (1 << 20, 9e-4), (1 << 26, 2e-1))
+    cluster = Cluster(1, 4, FAST, measured_link(points, 4))
+    for nbytes, taken in points:
+        assert all_reduce(cluster, PLAIN, nbytes) == pytest.approx(taken)
+    between = all_reduce(cluster, PLAIN, (1 << 16) + (1 << 20) / 2 - (1 << 15))
+    assert between == pytest.approx((4e-5 + 9e-4) / 2)
+    assert all_reduce(cluster, PLAIN, 1 << 27) == pytest.approx(4e-1, rel=0.01)
+    assert all_reduce(cluster, PLAIN, 1) == pytest.approx(1e-5)
 
 
 def test_the_median_rank_is_the_profile_and_all_samples_count() -> None:
