@@ -16,9 +16,8 @@ A rank whose loop can begin again in the same process (`State.run` of ddp.elasti
 failure of another rank, the launcher pauses it instead of ending it: the guard aborts its groups, the loop *parks*, and
 the launcher sends it the environment of the next generation. See docs/elastic.md.
 
-How a thread can be released depends on the library that blocks it. NCCL's groups and our own can be aborted. Gloo's
-`abort()` does not release threads on CPUs, but shutting down its sockets does (see `peers.py`). The guard aborts each
-group in its own thread and waits at most 2 s for all of them. If an abort hangs, the launcher kills the process.
+`release.py` says how threads are released. A rank that is paused is released again and again until it has parked. If an
+abort hangs, the launcher kills the process.
 
 Nothing here imports torch: a script that does not import it has no groups. The thread also runs without a launcher,
 because it finds the names of lost peers. A process has one guard. A forked child does not have one.
@@ -34,17 +33,16 @@ import select
 import socket
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from . import profiling, torch_api
 from .collective_facts import format_ranks
 from .peers import Peer, Peers
+from .release import Release
 
 VARIABLE = "DDP_GUARD"
 ASYNCHRONOUS = "asynchronous error"  # the launcher reports these at once, because no call raises them
-ABORT_BUDGET_S = 2.0
 _POLL_ERRORS_S = 0.1
 _POLL_S = 1.0
 _WAIT_FOR_REASON_S = 0.1
@@ -109,6 +107,7 @@ class Guard:
         self._socket = _connect(path)
         self._send_lock = threading.Lock()
         self._received = b""
+        self._release = Release(self.peers, _asynchronous_backends)
         self._groups: tuple[Any, ...] = ()
         self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
         self.broken = ""  # why results of collectives may be garbage
@@ -183,6 +182,7 @@ class Guard:
 
     def park(self) -> Continue:
         """Wait, outside of all collectives, for the next generation."""
+        self._release.end()
         self._send({"parked": {"generation": _number("DDP_GENERATION")}})
         return self._orders.get()
 
@@ -221,13 +221,15 @@ class Guard:
             poll.register(self._socket, select.POLLIN)
         while not self._stopped:
             has_asynchronous = self._check_groups()
-            for fd, _events in poll.poll(1000 * (_POLL_ERRORS_S if has_asynchronous else _POLL_S)):
+            interval_s = _POLL_ERRORS_S if has_asynchronous else _POLL_S
+            for fd, _events in poll.poll(1000 * min(interval_s, self._release.due_in_s())):
                 if fd == self._wake_r:
                     os.read(self._wake_r, 4096)
                 elif fd == self.peers.fileno():
                     self.peers.note_closings()
                 elif not self._receive():
                     poll.unregister(fd)
+            self._release.go_on()
 
     def _check_groups(self) -> bool:
         """Return whether a group has a backend that detects errors asynchronously, as NCCL does."""
@@ -266,11 +268,13 @@ class Guard:
         if "abort" in request:
             self.abort(str(request["abort"]))
         elif "pause" in request:
+            self._release.repeat()
             with self._paused:
                 self._paused_in = int(request["pause"]["generation"])
                 self._paused.notify_all()
             self.abort(str(request["pause"]["reason"]))
         elif "continue" in request:
+            self._release.end()
             order = request["continue"]
             self._orders.put(Continue(int(order["generation"]), dict(order["env"])))
         elif "dump" in request:
@@ -295,24 +299,7 @@ class Guard:
         self._reason = self._reason or reason
         self._aborted.set()
         self.broken = self.find_broken()
-        began = time.monotonic()
-        threads = [
-            threading.Thread(target=_abort_one, args=(group,), name="ddp-abort", daemon=True)
-            for group in self._groups
-        ]
-        for thread in threads:
-            thread.start()
-        n_cut = self.peers.shut_down_all()
-        for thread in threads:
-            thread.join(max(0.0, began + ABORT_BUDGET_S - time.monotonic()))
-        hung = sum(thread.is_alive() for thread in threads)
-        took_s = round(time.monotonic() - began, 3)
-        self._send({"aborted": {"groups": len(threads), "cut": n_cut, "hung": hung, "took_s": took_s}})
-
-
-def _abort_one(group: Any) -> None:
-    with contextlib.suppress(Exception):
-        group.abort()
+        self._send({"aborted": self._release.begin()})
 
 
 def _status(backend: Any) -> str:

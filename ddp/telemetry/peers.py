@@ -167,6 +167,7 @@ class Peers:
         self._known: dict[int, tuple[Connection, Peer]] = {}  # by inode
         self._store_ends: list[Connection] = []
         self._held: list[socket.socket] = []  # duplicates of Gloo's sockets that were shut down
+        self._cut: set[int] = set()  # by inode, in this generation
         self._hosts: dict[int, str] = {}
         self._closings: list[Closing] = []
         self._closed = select.epoll()
@@ -285,7 +286,10 @@ class Peers:
             return self._hosts.get(rank, "")
 
     def shut_down_all(self) -> int:
-        """Shut down the connections to the other ranks and to the store, which releases all threads that wait there."""
+        """Shut down the connections to the other ranks and to the store, which releases all threads that wait there.
+
+        Called again, it shuts down those that were not there before.
+        """
         self._stopped.set()
         with self._lock:
             ends = [one for one, _peer in self._known.values()] + self._store_ends
@@ -293,8 +297,10 @@ class Peers:
         # A thread may be forming the first groups: their store is not known to torch yet.
         port = os.environ.get("MASTER_PORT", "")
         forming = [one for one in connections() if port == one.there.split()[1] and one.inode not in known]
-        n_cut, held = shut_down(ends + forming, self._closed.fileno())
+        new = [one for one in ends + forming if one.inode not in self._cut]
+        n_cut, held = shut_down(new, self._closed.fileno()) if new else (0, [])
         with self._lock:
+            self._cut.update(one.inode for one in new)
             self._held += held
         return n_cut
 
@@ -305,6 +311,7 @@ class Peers:
             self._hosts.clear()
             self._closings.clear()
             self._store_ends = []
+            self._cut.clear()
             held, self._held = self._held, []
         for end in held:
             end.close()

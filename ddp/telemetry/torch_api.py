@@ -173,7 +173,10 @@ def groups() -> tuple[Any, ...]:
     """
     world = _world()
     replaced = status_page.kept("replaced groups") or ()
-    return tuple(group for group in world.pg_map if id(group) not in replaced) if world is not None else ()
+    # The list is made without giving another thread a turn, which may be creating a group.
+    return (
+        tuple(group for group in list(world.pg_map) if id(group) not in replaced) if world is not None else ()
+    )
 
 
 def has_default_group() -> bool:

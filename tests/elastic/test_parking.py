@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,11 @@ import pytest
 from ddp.elastic import healing
 from ddp.groups.reform import CannotReform
 from ddp.telemetry import guard as guards
+from ddp.telemetry import torch_api
 from ddp.telemetry.guard import Continue, Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -53,6 +55,61 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     found = Agent(tmp_path)
     yield found
     found.close()
+
+
+class Group:
+    """A group of torch.distributed in which a thread waits until it is aborted."""
+
+    group_name = "fake"
+
+    def __init__(self) -> None:
+        self.is_aborted = threading.Event()
+
+    def abort(self) -> None:
+        self.is_aborted.set()
+
+
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Group]:
+    """Enters a new group in torch's table, as torch does after it has created one. Nobody tells the guard."""
+
+    def create() -> Group:
+        group = Group()
+        monkeypatch.setitem(torch_api.world().pg_map, group, ("fake", None))
+        return group
+
+    return create
+
+
+def test_a_group_that_is_newer_than_the_last_look_of_the_guard_is_aborted(
+    agent: Agent, created: Callable[[], Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of it waits for ranks that have left, and that have not known it either."""
+    monkeypatch.setattr(guards, "_POLL_S", 3600.0)
+    guard = Guard(agent.path)
+    agent.hears(guard)
+    group = created()
+    agent.sends(abort="rank 0 died")
+    assert agent.reads()["aborted"]["groups"] == 1
+    assert group.is_aborted.is_set()
+    guard.end()
+
+
+def test_a_group_that_comes_after_the_pause_is_aborted_too(
+    agent: Agent, created: Callable[[], Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the rank has parked: the script was just creating the group."""
+    monkeypatch.setattr(guards, "_POLL_S", 3600.0)
+    guard = Guard(agent.path)
+    agent.hears(guard)
+    agent.sends(pause={"generation": 4, "reason": "rank 0 died"})
+    assert agent.reads()["aborted"]["groups"] == 0
+    assert created().is_aborted.wait(60.0)
+    assert created().is_aborted.wait(60.0)
+    agent.sends(**{"continue": {"generation": 5, "env": {}}})
+    guard.park()
+    assert guard._release.due_in_s() == float("inf")
+    guard.end()
 
 
 def test_a_rank_is_paused_parks_and_goes_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ SHELL = {
         *within(
             "telemetry",
             "capture collective_facts collective_marks comm_error comm_words ending guard page_writer "
-            "patience peers profiling sections status_page step_profile torch_api torch_marks",
+            "patience peers profiling release sections status_page step_profile torch_api torch_marks",
         ),
     },
 }
