@@ -15,6 +15,7 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
 )
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.func import functional_call, grad, vmap
@@ -131,21 +132,24 @@ def pipelined(rank: int) -> None:
 
 
 def pipelined_without_bubbles(rank: int) -> None:
-    """As zero-bubble schedules do: the stage announces the last backward, and stores the gradients itself."""
-    wrapped = OURS(layers())
-    parameters = list(wrapped.parameters())
-    with wrapped.no_sync():
-        out = wrapped(data(rank, 0))
-    wrapped.reducer.prepare_for_backward([out])
-    for parameter, gradient in zip(parameters, torch.autograd.grad(out.sum(), parameters), strict=True):
-        parameter.grad = gradient
-    with (
-        pytest.raises(RuntimeError, match=rf"on rank {rank} without the hooks.*Schedule1F1B"),
-        wrapped.no_sync(),
-    ):
-        wrapped(data(rank, 1))
-    wrapped.zero_grad()
-    wrapped(data(rank, 1)).sum().backward()
+    """Zero-bubble schedules announce the last backward, and store the gradients themselves."""
+    mesh = mesh_of("dp", "pp")
+    replicas, stages, number = mesh["dp"].get_group(), mesh["pp"].get_group(), rank % 2
+    modules = layers()[:2], layers()[2:4], layers()[4:], nn.Linear(4, 4, bias=False)
+    parts = [OURS(modules[each], process_group=replicas) for each in (number, number + 2)]
+    chunks = [PipelineStage(part, number + 2 * i, 4, CPU, group=stages) for i, part in enumerate(parts)]
+    schedule = ScheduleInterleavedZeroBubble(chunks, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    schedule.step(data(rank // 2, 0)) if number == 0 else schedule.step(target=data(rank // 2, 0, 4, 4))
+    if number == 0:  # torch runs a whole backward for the first stage
+        mine = parts[0].module[0].weight.grad
+        theirs = mine.clone()
+        dist.broadcast(theirs, 0, group=replicas)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    last, given = parts[1], data(rank // 2, 1, 4, 8 if number == 0 else 4)
+    with pytest.raises(RuntimeError, match=rf"on rank {rank // 2} without the hooks.*Schedule1F1B"):
+        last(given)
+    last.zero_grad()
+    last(given).sum().backward()
 
 
 class Gathered(torch.autograd.Function):
