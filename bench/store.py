@@ -2,7 +2,7 @@
 
     python bench/store.py [--seconds 2] [--rounds 3] [--nodes 32 4096] [--json FILE] [--write-docs [FILE]]
 
-A write is one compare-and-swap of a job's whole state, as the service makes it. "alone": one job, one write after
+A write is one compare-and-swap of a job's state after a decision about one node. "alone": one job, one write after
 another. "64 jobs": 64 of them at it at the same time. The stores take turns in every round; the figures are medians
 of the rounds' own. All three etcd members share this machine's processors and disk with the writer.
 """
@@ -30,10 +30,18 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]
 
 from etcd_cluster import running
 
-from rendezvous.rounds.snapshot import encode_state
 from rendezvous.store.open import open_store
-from rendezvous.values.state import JobState, Member, Phase
-from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Placement, World
+from rendezvous.store.packing import Packer
+from rendezvous.values.state import DECISIONS_KEPT, Exclusion, JobState, Member, Phase
+from rendezvous.values.types import (
+    AgentId,
+    Decision,
+    DecisionKind,
+    JobSpec,
+    NodeFacts,
+    Placement,
+    World,
+)
 
 if TYPE_CHECKING:
     from rendezvous.store.protocol import Store
@@ -57,12 +65,28 @@ def state_of(nodes: int) -> JobState:
     for i in range(nodes):
         agent = AgentId(f"node-{i:05d}.cluster.example", f"{i * 0x9E3779B97F4A7C15 % 2**64:016x}")
         address = f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}"
-        facts = NodeFacts(agent.node, address, 8, scheduler_index=i, topology=f"rack{i // 16}")
+        facts = NodeFacts(agent.node, address, 8, scheduler_index=i, block=f"rack{i // 16}")
         members.append((agent.node, Member(agent, facts, i, i)))
         placements.append(Placement(agent, facts, i, 8 * i, 8 * i))
     world = World(1, tuple(placements))
     empty = JobState(spec=JobSpec("bench", nodes, nodes), phase=Phase.RUNNING, generation=1, world=world)
     return replace(empty, members=type(empty.members)(members))
+
+
+def decided(state: JobState) -> JobState:
+    """After a decision about one node, each time another one: it is excluded, and has no place in the world."""
+    number = state.restarts_used + 1
+    node = f"node-{number % len(state.members):05d}.cluster.example"
+    excluded = type(state.excluded)([(node, Exclusion(f"rank {number} failed there", float(number)))])
+    decision = Decision(DecisionKind.RESTART, f"rank {number} of {node} exited with code 1", state.generation)
+    return replace(
+        state,
+        restarts_used=number,
+        excluded=excluded,
+        members=state.members.plus(node, replace(state.members[node], node_rank=None)),
+        decisions=(*state.decisions, decision)[-DECISIONS_KEPT:],
+        as_of=float(number),
+    )
 
 
 async def measure(store: Store, name: str, nodes: int, jobs: int, seconds: float) -> Figure:
@@ -71,10 +95,12 @@ async def measure(store: Store, name: str, nodes: int, jobs: int, seconds: float
 
     async def write(job_id: str) -> None:
         await store.ownership.claim(job_id)
-        job = store.job(job_id)
+        job, now = store.job(job_id), state
         _, version = await job.load()
-        while (started := time.perf_counter()) < until:
-            version = await job.save(state, version)
+        while time.perf_counter() < until:
+            now = decided(now)
+            started = time.perf_counter()
+            version = await job.save(now, version)
             took.append(time.perf_counter() - started)
             await asyncio.sleep(0)
 
@@ -82,7 +108,7 @@ async def measure(store: Store, name: str, nodes: int, jobs: int, seconds: float
     await asyncio.gather(*(write(f"{nodes}-{i}") for i in range(jobs)))
     elapsed = time.perf_counter() - started
     for job_id in await store.jobs():
-        await store.forget(job_id)
+        await store.delete(job_id)
     took.sort()
     p50, p99 = took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]
     return Figure(name, nodes, jobs, len(took) / elapsed, p50 * 1e3, p99 * 1e3)
@@ -131,6 +157,23 @@ def table(found: list[Figure]) -> str:
     return "\n".join(lines)
 
 
+async def sizes(all_nodes: list[int]) -> list[str]:
+    """What goes to a store: the whole state, and, of a large job, most of the time less."""
+    found = []
+    for nodes in all_nodes:
+        packer, state, written = Packer(), state_of(nodes), []
+        for _ in range(200):
+            packed = await packer.pack(state)
+            packer.stored(packed)
+            written.append((len(packed.value) + len(packed.base or b"")) / 1024)
+            state = decided(state)
+        usual, most = statistics.median(written), max(written)
+        found.append(
+            f"{nodes:,} nodes {usual:.1f} KiB (median of {len(written)}; all of it: {most:,.0f} KiB)"
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -144,8 +187,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     line, found = machine(), play(options)
-    sizes = ", ".join(f"{n:,} nodes {len(encode_state(state_of(n))) / 1024:,.0f} KiB" for n in options.nodes)
-    text = f"{table(found)}\n\nA state as it is written: {sizes}.\n\nMachine: {line}."
+    text = f"{table(found)}\n\nA write: {', '.join(asyncio.run(sizes(options.nodes)))}.\n\nMachine: {line}."
     publish("store", text, [{n: getattr(f, n) for n in f.__slots__} for f in found], options)
 
 

@@ -5,6 +5,8 @@
 `values/rows.py` says how a value becomes a row. The reader rejects everything that it cannot read exactly: a service
 that starts with a wrong state is worse than a service that does not start.
 
+`snapshot_changes` has the format of what has changed since a snapshot (format 3).
+
 Changes in format 2: `doubt`, `suspects` and `stopped` replace `Cause.uncertain`, `Decision.nodes` is new, and
 `NodeFacts.topology` is removed.
 """
@@ -38,7 +40,7 @@ def encode_state(state: JobState) -> bytes:
 
 
 def decode_state(data: bytes) -> JobState:
-    document = _unpacked(data)
+    document = unpacked(data, _MAGIC)
     try:
         schema = {name: tuple(columns) for name, columns in document["schema"].items()}
         state = Decoder(schema, kept_fields).decoder(JobState)(document["state"])
@@ -50,22 +52,23 @@ def decode_state(data: bytes) -> JobState:
     return state
 
 
-def _unpacked(data: bytes) -> Any:
-    if data.startswith(_FAMILY) and not data.startswith(_MAGIC):
+def unpacked(data: bytes, magic: bytes) -> Any:
+    """The JSON in `data`, which must begin with `magic`. Raises `SnapshotUnreadable`."""
+    if data.startswith(_FAMILY) and not data.startswith(magic):
         found, own = (
-            text[len(_FAMILY) :].split(b"\n")[0][:8].decode("ascii", "replace") for text in (data, _MAGIC)
+            text[len(_FAMILY) :].split(b"\n")[0][:8].decode("ascii", "replace") for text in (data, magic)
         )
         raise SnapshotUnreadable(
             f"the snapshot has format {found}; this version reads format {own}. Finish the job with the version "
             "that wrote it, or start with an empty store"
         )
-    if not data.startswith(_MAGIC):
+    if not data.startswith(magic):
         raise SnapshotUnreadable(
             f"the stored data is not the state of a job: it begins with {data[:16]!r}. Check --store"
         )
     try:
         unpacker = zlib.decompressobj()
-        text = unpacker.decompress(data[len(_MAGIC) :], _LARGEST)
+        text = unpacker.decompress(data[len(magic) :], _LARGEST)
         if unpacker.unconsumed_tail:
             raise SnapshotUnreadable(f"the snapshot is larger than {_LARGEST:,} bytes. {_WHAT_NEXT}")
         if not unpacker.eof:

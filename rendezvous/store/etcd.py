@@ -2,7 +2,8 @@
 
 A write is one transaction: it succeeds if the job still has the version that was read and this replica still owns it.
 etcd checks both. A random write id is stored before every value. If the answer to a write is lost, the writer
-recognises its own write by this id. `etcd_requests` has the layout of the keys.
+recognises its own write by this id. The state of a large job has two keys (`packing`), written in one transaction.
+`etcd_requests` has the layout of the keys.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rendezvous.store.etcd_requests import (
 )
 from rendezvous.store.etcd_values import EtcdValues
 from rendezvous.store.etcd_wire import RANGE, TXN
-from rendezvous.store.packing import pack, unpack
+from rendezvous.store.packing import Packer
 from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
 from rendezvous.values.state import JobState
 
@@ -92,7 +93,12 @@ class EtcdStore:
         claim = self.ownership.claim_of(job_id)
         owner, job = self._keys.owner(job_id), self._keys.job(job_id)
         values = self._keys.all_values(job_id)
-        removal = [deleting(job), deleting(values, end_of(values)), deleting(owner)]
+        removal = [
+            deleting(job),
+            deleting(self._keys.base(job_id)),
+            deleting(values, end_of(values)),
+            deleting(owner),
+        ]
         no_other_owner = created_at(owner, claim.fence if claim is not None else 0)
         request = when([no_other_owner], removal, [reading(one(owner)), reading(one(job))])
         self.ownership.drop(job_id)
@@ -114,34 +120,45 @@ class EtcdStore:
 class EtcdJob:
     def __init__(self, client: EtcdClient, keys: Keys, job_id: str, ownership: EtcdOwnership) -> None:
         self._client, self._ownership, self._job_id = client, ownership, job_id
-        self._key, self._owner_key = keys.job(job_id), keys.owner(job_id)
+        self._key, self._base_key, self._owner_key = keys.job(job_id), keys.base(job_id), keys.owner(job_id)
         self._claim = ownership.claim_of(job_id)
+        self._packer = Packer()
 
     async def load(self) -> tuple[JobState, int]:
-        found = (await self._client.call(RANGE, one(self._key))).kvs
-        if not found:
+        both = when([], [reading(one(self._key)), reading(one(self._base_key))])  # at one instant
+        state, base = (r.response_range.kvs for r in (await self._client.call(TXN, both)).responses)
+        if not state:
             return JobState(), 0
-        return await unpack(found[0].value[WRITE_ID_BYTES:], self._job_id), found[0].mod_revision
+        value = state[0].value[WRITE_ID_BYTES:]
+        unpacked = await self._packer.unpack(value, base[0].value if base else b"", self._job_id)
+        return unpacked, state[0].mod_revision
 
     async def save(self, state: JobState, expected_version: int) -> int:
         claim = self._kept()
-        value = os.urandom(WRITE_ID_BYTES) + await pack(state)
-        if len(value) > _LARGEST:
+        packed = await self._packer.pack(state)
+        value = os.urandom(WRITE_ID_BYTES) + packed.value
+        size = len(value) + len(packed.base or b"")
+        if size > _LARGEST:
             raise StoreError(
-                f"the state of job {self._job_id!r} has {len(value):,} bytes, the limit of etcd is {_LARGEST:,}"
+                f"the state of job {self._job_id!r} has {size:,} bytes, the limit of etcd is {_LARGEST:,}"
             )
+        writes = [putting(self._key, value)]
+        if packed.base is not None:
+            writes.append(putting(self._base_key, packed.base) if packed.base else deleting(self._base_key))
         request = when(
             [created_at(self._owner_key, claim.fence), version_is(self._key, expected_version)],
-            [putting(self._key, value)],
+            writes,
             [reading(one(self._owner_key)), reading(one(self._key))],
         )
         answer = await self._client.call(TXN, request)
         if answer.succeeded:
+            self._packer.stored(packed)
             return await self._confirm(claim, answer.header.revision)
         owner, held = (r.response_range.kvs for r in answer.responses)
         if not owner or owner[0].create_revision != claim.fence:
             raise OwnershipLost(f"another replica owns job {self._job_id!r} now")
         if held and held[0].value[:WRITE_ID_BYTES] == value[:WRITE_ID_BYTES]:
+            self._packer.stored(packed)
             return await self._confirm(claim, held[0].mod_revision)
         raise Conflict
 

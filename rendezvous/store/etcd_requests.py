@@ -1,6 +1,7 @@
 """Helpers that build etcd requests, and the layout of the keys.
 
-    PREFIX/jobs/JOB             the write id, followed by the packed snapshot
+    PREFIX/jobs/JOB             the write id, followed by the packed state
+    PREFIX/bases/JOB            the snapshot that the packed state of a large job refers to
     PREFIX/owners/JOB           address of the replica that owns the job; deleted when that replica's lease ends
     PREFIX/values/JOB/KEY       the write id, followed by a value of a script
 
@@ -28,6 +29,9 @@ class Keys:
 
     def job(self, job_id: str) -> bytes:
         return self.all_jobs + _quoted(job_id)
+
+    def base(self, job_id: str) -> bytes:
+        return f"{self._root}/bases/".encode() + _quoted(job_id)
 
     def owner(self, job_id: str) -> bytes:
         return self.all_owners + _quoted(job_id)

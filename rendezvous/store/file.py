@@ -1,6 +1,7 @@
 """The store in one SQLite file, for one process; a restarted service resumes all jobs in it.
 
-jobs           job -> version, packed snapshot
+jobs           job -> version, packed state
+bases          job -> the snapshot that the packed state of a large job refers to
 script_values  job, key -> version, data
 counter        the last version number used, shared by jobs and values: a number is never reused
 """
@@ -14,7 +15,7 @@ from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.ledger import Ledger
 from rendezvous.store.lock_file import LockFile
 from rendezvous.store.notices import Notices
-from rendezvous.store.packing import pack, unpack
+from rendezvous.store.packing import Packer
 from rendezvous.store.protocol import Conflict, StoreError, Value
 from rendezvous.store.sole import SoleOwnership
 from rendezvous.values.state import JobState
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _LAYOUT = 1
 _APPLICATION = 0x64647072
+# Not in every file: releases before 0.2 know no bases, and neither create nor delete any. They refuse to read a state
+# that refers to one.
+_BASES = "CREATE TABLE IF NOT EXISTS bases (job TEXT PRIMARY KEY, state BLOB NOT NULL)"
 _TABLES = (
     "CREATE TABLE jobs (job TEXT PRIMARY KEY, version INTEGER NOT NULL, state BLOB NOT NULL)",
     "CREATE TABLE script_values (job TEXT, key TEXT, version INTEGER NOT NULL, data BLOB NOT NULL,"
@@ -82,6 +86,7 @@ class FileStore:
     async def delete(self, job_id: str) -> None:
         def both(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
+            db.execute("DELETE FROM bases WHERE job = ?", (job_id,))
             db.execute("DELETE FROM script_values WHERE job = ?", (job_id,))
 
         await self._ledger.do(both)
@@ -95,27 +100,39 @@ class FileStore:
 class FileJob:
     def __init__(self, ledger: Ledger, job_id: str) -> None:
         self._ledger, self._job_id = ledger, job_id
+        self._packer = Packer()
 
     async def load(self) -> tuple[JobState, int]:
-        def read(db: sqlite3.Connection) -> tuple[int, bytes] | None:
-            query = "SELECT version, state FROM jobs WHERE job = ?"
-            found: tuple[int, bytes] | None = db.execute(query, (self._job_id,)).fetchone()
-            return found
+        def read(db: sqlite3.Connection) -> tuple[int, bytes, bytes] | None:
+            query = (
+                "SELECT version, jobs.state, bases.state FROM jobs LEFT JOIN bases USING (job) WHERE job = ?"
+            )
+            found = db.execute(query, (self._job_id,)).fetchone()
+            return None if found is None else (found[0], found[1], found[2] or b"")
 
         row = await self._ledger.do(read)
-        return (JobState(), 0) if row is None else (await unpack(row[1], self._job_id), row[0])
+        if row is None:
+            return JobState(), 0
+        version, value, base = row
+        return await self._packer.unpack(value, base, self._job_id), version
 
     async def save(self, state: JobState, expected_version: int) -> int:
-        packed = await pack(state)
+        packed = await self._packer.pack(state)
 
         def write(db: sqlite3.Connection) -> int:
             if _version(db, "SELECT version FROM jobs WHERE job = ?", self._job_id) != expected_version:
                 raise Conflict
             version = _next_version(db)
-            db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (self._job_id, version, packed))
+            db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (self._job_id, version, packed.value))
+            if packed.base:
+                db.execute("INSERT OR REPLACE INTO bases VALUES (?, ?)", (self._job_id, packed.base))
+            elif packed.base is not None:
+                db.execute("DELETE FROM bases WHERE job = ?", (self._job_id,))
             return version
 
-        return await self._ledger.do(write)
+        version = await self._ledger.do(write)
+        self._packer.stored(packed)
+        return version
 
 
 class FileValues:
@@ -173,7 +190,7 @@ def _prepare(db: sqlite3.Connection) -> None:
     empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if empty:
         db.execute("BEGIN")
-        for statement in _TABLES:
+        for statement in (*_TABLES, _BASES):
             db.execute(statement)
         db.execute("COMMIT")
     elif application != _APPLICATION:
@@ -184,6 +201,8 @@ def _prepare(db: sqlite3.Connection) -> None:
         raise StoreError(
             f"this database has layout {layout}, and this version reads layout {_LAYOUT}: use the version that wrote it"
         )
+    else:
+        db.execute(_BASES)  # an older release made this file
 
 
 def _version(db: sqlite3.Connection, query: str, *keys: str) -> int:

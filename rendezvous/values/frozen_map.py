@@ -60,6 +60,36 @@ class FrozenMap(Generic[K, V]):
         left = {k: v for k, v in bucket.items() if k != key} if len(bucket) > 1 else _NOTHING
         return self._changed(at, left, self._size - 1)
 
+    def changes_since(self, before: FrozenMap[K, V]) -> tuple[list[K], list[tuple[K, V]]]:
+        """What `before.with_changes` needs to give this map, with the same order: keys without, then new entries."""
+        without: list[K] = []
+        entries: list[tuple[K, V]] = []
+        for now, was in zip(self._buckets, before._buckets, strict=True):
+            if now is was:
+                continue
+            gone = [key for key in was if key not in now]
+            fresh = [(key, value) for key, value in now.items() if key not in was or was[key] != value]
+            kept = [key for key in was if key in now]
+            if list(now)[: len(kept)] != kept:  # a key that had left is back
+                gone, fresh = list(was), list(now.items())
+            without += gone
+            entries += fresh
+        return without, entries
+
+    def with_changes(self, without: Iterable[K], entries: Iterable[tuple[K, V]]) -> FrozenMap[K, V]:
+        changed: dict[int, dict[K, V]] = {}
+        for key in without:
+            at = _bucket_of(key)
+            changed.setdefault(at, dict(self._buckets[at])).pop(key)
+        for key, value in entries:
+            at = _bucket_of(key)
+            changed.setdefault(at, dict(self._buckets[at]))[key] = value
+        buckets = (changed.get(at, bucket) or _NOTHING for at, bucket in enumerate(self._buckets))
+        result: FrozenMap[K, V] = object.__new__(FrozenMap)
+        result._buckets = tuple(buckets)
+        result._size = sum(map(len, result._buckets))
+        return result
+
     @overload
     def get(self, key: K) -> V | None: ...
     @overload

@@ -56,7 +56,8 @@ CORE = {
         *within(
             "rounds",
             "admission blocks ending exclusion growing hang_examination heal_refusal healing join_limits journal "
-            "orders outcome_truncation policy ranks reading reloading resume sealing snapshot standstill "
+            "orders outcome_truncation policy ranks reading reloading resume sealing snapshot "
+            "snapshot_changes standstill "
             "state_recovery stopping view",
         ),
         *within("replay", "changes hiding player records service_machine step_text what_if"),
@@ -65,8 +66,8 @@ CORE = {
         *within("web", "figures requests stream"),
         *within(
             "values",
-            "cause_text error_codes events frozen_map late_dataclass outcome_codes questions rank_report rank_time "
-            "rank_view rows state straggler_state text_limits types version wire_names",
+            "cause_text error_codes events frozen_map late_dataclass outcome_codes questions rank_report "
+            "rank_time rank_view rows state straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
@@ -123,7 +124,10 @@ SHELL = {
         *"__init__ client coded_parser codec completion embedded grpc_io hosted local local_calls main metrics".split(),
         *"job_page signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
-        *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
+        *within(
+            "client",
+            "channel conversing options remote_session route scratch_client session tls_probe",
+        ),
         *within(
             "control",
             "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs reload replay service "
@@ -132,8 +136,8 @@ SHELL = {
         *within("replay", "journal journal_file"),
         *within(
             "service",
-            "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines notify "
-            "open_job operations owner probe reflection reload_order scratchpad server settings web",
+            "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines "
+            "notify open_job operations owner probe reflection reload_order scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
         *within("web", "application asking callers extra feed files guarding logins recorder server views"),

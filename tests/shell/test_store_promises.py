@@ -12,8 +12,11 @@ import pytest
 from etcd_cluster import running
 
 from rendezvous.store.open import open_store
+from rendezvous.store.packing import MANY_NODES
 from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, Conflict, LimitReached
-from rendezvous.values.state import JobState
+from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.state import JobState, Member
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -86,6 +89,118 @@ def test_nobody_overwrites_what_he_has_not_read(url: str) -> None:
             await store.ownership.claim("j")
             await asyncio.gather(*(count(store) for _ in range(8)))
             assert (await store.job("j").load())[0].generation == 80
+
+    asyncio.run(check())
+
+
+# --- large jobs: most writes have only what has changed -------------------------------------------------
+
+
+def _large(nodes: int) -> JobState:
+    found = []
+    for i in range(nodes):
+        agent = AgentId(f"node{i}", "1")
+        found.append((agent.node, Member(agent, NodeFacts(agent.node, "10.0.0.1", 8), i, i)))
+    return JobState(spec=JobSpec("j", nodes, nodes), generation=1, members=FrozenMap(found))
+
+
+def _next(state: JobState, number: int) -> JobState:
+    """One node of them all leaves or returns; now and then all of them change."""
+    node = f"node{number * 7 % len(state.members)}"
+    member = state.members[node]
+    moved = replace(member, node_rank=None if member.node_rank is not None else number)
+    members = state.members.plus(node, moved)
+    if number % 10 == 9:
+        members = FrozenMap((n, replace(m, arrival=number)) for n, m in members.items())
+    return replace(state, members=members, restarts_used=number, as_of=float(number))
+
+
+def _kept(state: JobState) -> JobState:
+    return replace(state, leases=FrozenMap())
+
+
+def test_a_large_job_is_read_as_it_was_written(url: str) -> None:
+    async def check() -> None:
+        async with opened(url) as store:
+            await store.ownership.claim("j")
+            job, state, version = store.job("j"), _large(MANY_NODES), 0
+            for number in range(25):
+                state = _next(state, number)
+                version = await job.save(state, version)
+                if number % 4 == 0:  # by another, who knows of no earlier write
+                    found, at = await store.job("j").load()
+                    assert (_kept(found), at) == (_kept(state), version)
+            with pytest.raises(Conflict):
+                await store.job("j").save(state, version - 1)
+            few = replace(state, members=FrozenMap(list(state.members.items())[:3]))
+            version = await job.save(few, version)  # it is small now ...
+            assert await store.job("j").load() == (few, version)
+            version = await job.save(state, version)  # ... and large again
+            found, at = await store.job("j").load()
+            assert (_kept(found), at) == (_kept(state), version)
+            await store.delete("j")
+            assert await store.jobs() == []
+            await store.ownership.claim("j")
+            assert (await store.job("j").load())[1] == 0
+
+    asyncio.run(check())
+
+
+def test_two_who_write_a_large_job_in_turns_lose_nothing(url: str) -> None:
+    """Each writes changes to a snapshot; the other one's write in between makes its snapshot void."""
+
+    async def count(store: Store) -> None:
+        job, done = store.job("j"), 0
+        state, version = await job.load()
+        while done < 8:
+            try:
+                state = _next(state, state.restarts_used + 1)
+                version = await job.save(state, version)
+            except Conflict:
+                state, version = await job.load()
+                continue
+            done += 1
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        async with opened(url) as store:
+            await store.ownership.claim("j")
+            await store.job("j").save(_large(MANY_NODES), 0)
+            await asyncio.gather(*(count(store) for _ in range(3)))
+            found, _ = await store.job("j").load()
+            expected = _large(MANY_NODES)
+            for number in range(1, 25):
+                expected = _next(expected, number)
+            assert _kept(found) == _kept(expected)
+
+    asyncio.run(check())
+
+
+def test_a_write_that_was_given_up_is_there_or_not(url: str) -> None:
+    """As after the end of a process in the middle of a write: what is read is a state that was written, whole.
+
+    A write that was given up may still be on its way to etcd, and arrive after the next read.
+    """
+
+    async def check() -> None:
+        async with opened(url) as store:
+            await store.ownership.claim("j")
+            job, state = store.job("j"), _large(MANY_NODES)
+            version = await job.save(state, 0)
+            written, given_up = {0.0: state}, 0
+            for number in range(1, 40):
+                after = written[float(number)] = _next(state, number)
+                write = asyncio.create_task(job.save(after, version))
+                for _ in range(number // 2):
+                    await asyncio.sleep(0)
+                write.cancel()
+                await asyncio.wait([write])
+                given_up += write.cancelled()
+                found, version = await job.load()
+                assert _kept(found) == _kept(written[found.as_of])
+                assert found.as_of >= state.as_of
+                state = found
+            assert given_up or url == "memory"
 
     asyncio.run(check())
 
