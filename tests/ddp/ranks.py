@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import multiprocessing
+import shutil
 import tempfile
 import time
 import traceback
@@ -36,7 +37,6 @@ class Ranks:
     def __init__(self, world_size: int, backend: str = "gloo", device: str = "") -> None:
         self._world_size = world_size
         self._with = (backend, device)
-        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._tasks = 0
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
@@ -70,6 +70,7 @@ class Ranks:
         return False, f"rank {rank} did not answer within {PATIENCE_S} s"
 
     def _start(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.optim"])
         for rank in range(self._world_size):
@@ -88,6 +89,8 @@ class Ranks:
             process.join()
         for pipe in self._pipes:
             pipe.close()
+        if self._processes:
+            shutil.rmtree(self._folder)
         self._processes, self._pipes = [], []
 
 
