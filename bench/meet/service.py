@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STORES = ("memory", "file", "etcd")
-_SERVE = [os.path.join(os.path.dirname(sys.executable), "ddp-rendezvous"), "serve"]
+SERVE = [os.path.join(os.path.dirname(sys.executable), "ddp-rendezvous"), "serve"]
 _START_S = 30.0
 
 
@@ -52,8 +52,8 @@ def serving(store: str) -> Iterator[Service]:
                 url = store
         endpoint = f"127.0.0.1:{free_port()}"
         log = os.path.join(folder, "service.log")
-        pid = stack.enter_context(_process([*_SERVE, "--listen", endpoint, "--store", url], log))
-        _await_port(endpoint, pid, log)
+        pid = stack.enter_context(process([*SERVE, "--listen", endpoint, "--store", url], log))
+        await_port(endpoint, pid, log)
         yield Service(endpoint, pid)
 
 
@@ -66,25 +66,25 @@ def _etcd(folder: str) -> Iterator[str]:
     command += ["--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"]
     command += ["--initial-cluster", f"default=http://{peer}"]
     log = os.path.join(folder, "etcd.log")
-    with _process(command, log) as pid:
-        _await_port(client, pid, log)
+    with process(command, log) as pid:
+        await_port(client, pid, log)
         yield client
 
 
 @contextlib.contextmanager
-def _process(command: list[str], log: str) -> Iterator[int]:
-    with open(log, "wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+def process(command: list[str], log: str) -> Iterator[int]:
+    with open(log, "wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as started:
         try:
-            yield process.pid
+            yield started.pid
         finally:
-            process.terminate()
+            started.terminate()
             try:
-                process.wait(15)
+                started.wait(15)
             except subprocess.TimeoutExpired:
-                process.kill()
+                started.kill()
 
 
-def _await_port(endpoint: str, pid: int, log: str) -> None:
+def await_port(endpoint: str, pid: int, log: str) -> None:
     host, _, port = endpoint.rpartition(":")
     give_up_at = time.monotonic() + _START_S
     while True:

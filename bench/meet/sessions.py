@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from watched import RunFailed
 
@@ -55,12 +55,23 @@ class Sessions:
         for process in self._processes:
             self._answer(process)  # it has read its modules
         began = time.monotonic()
+        answers = self._all("meet")
+        return {key: max(answer[key] for answer in answers) - began for key in ("assigned", "ready")}
+
+    def fail(self, generation: int, node_rank: int) -> list[dict[str, Any]]:
+        """A rank of that node fails. Each process answers when its agents run in the next generation."""
+        return self._all(json.dumps({"fail": generation, "rank": node_rank}))
+
+    def part(self) -> list[dict[str, Any]]:
+        """All ranks finish. Each process answers with the outcomes that its agents were told."""
+        return self._all(json.dumps({"part": True}))
+
+    def _all(self, order: str) -> list[dict[str, Any]]:
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(b"meet\n")
+            process.stdin.write(f"{order}\n".encode())
             process.stdin.flush()
-        answers = [self._answer(process) for process in self._processes]
-        return {key: max(answer[key] for answer in answers) - began for key in ("assigned", "ready")}
+        return [self._answer(process) for process in self._processes]
 
     def stay(self, seconds: float) -> float:
         """The processor seconds that all the clients took meanwhile."""
@@ -68,14 +79,14 @@ class Sessions:
         time.sleep(seconds)
         return self._cpu_seconds() - before
 
-    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, float]:
+    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], self._timeout_s)[0]:
             raise RunFailed(f"no answer within {self._timeout_s:g} s")
         line = process.stdout.readline()
         if not line:
             raise RunFailed(f"the clients ended with exit code {process.wait()}")
-        answer: dict[str, float] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _cpu_seconds(self) -> float:

@@ -122,12 +122,16 @@ class Service:
 class Job:
     """`words`: options of ddp-launch that are the same on every node."""
 
+    script = TRAIN
+    ranks_per_node = 1
+    patience_s = LONG_S
+
     def __init__(self, lab: Lab, folder: Path, rendezvous: str, *words: str) -> None:
         self.lab, self.folder = lab, folder / "shared"
         for name in ("ranks", "orders"):
             (self.folder / name).mkdir(parents=True)
         place = ("--rendezvous", rendezvous) if rendezvous else ()
-        self._words = (*place, "--rdzv-id", "lab", "--nproc-per-node", "1", *words)
+        self._words = (*place, "--rdzv-id", "lab", "--nproc-per-node", str(self.ranks_per_node), *words)
         self.agents: list[Agent] = []
 
     # --- what is done to it ------------------------------------------------------------------------
@@ -140,7 +144,7 @@ class Job:
 
     def _start(self, host: Host) -> Agent:
         out = self.folder.parent / f"agent-{len(self.agents)}-{host.name}"
-        command = (sys.executable, "-m", "launcher", *self._words, TRAIN, str(self.folder))
+        command = (sys.executable, "-m", "launcher", *self._words, self.script, str(self.folder))
         with out.open("wb") as file:
             process = host.start(*command, env=self._environment(host), stdout=file, stderr=file)
         agent = Agent(host, process, out)
@@ -301,7 +305,7 @@ class Job:
             return condition() or (over and _OVER)
 
         try:
-            found = eventually(so_or_over, LONG_S, what, _LOOK_EVERY_S)
+            found = eventually(so_or_over, self.patience_s, what, _LOOK_EVERY_S)
             assert found is not _OVER, f"all agents ended before {what}"
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self}") from None

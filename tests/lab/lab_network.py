@@ -28,7 +28,7 @@ from lab_switch import Link, Switch, open_device
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_MTU = 9000
+MTU = 9000
 _COUNT = itertools.count()
 
 
@@ -37,7 +37,7 @@ class Lab:
         self._mark = f"{os.getpid()}x{next(_COUNT)}"
         self._folder = Path(tempfile.mkdtemp(prefix="lab-"))
         self._hosts_file = self._folder / "hosts"
-        self._switch = Switch(seed)
+        self._open_network(seed)
         names = [*(f"node{i}" for i in range(n)), *others]
         self.hosts = [Host(name, self._hosts_file, self._mark) for name in names]
         self._numbers = {host.name: at + 1 for at, host in enumerate(self.hosts)}
@@ -53,9 +53,9 @@ class Lab:
 
     def close(self) -> None:
         for host in self.hosts:
-            self._switch.unplug(self._port(host))
+            self._unplug(host)
             host.kill_everything()
-        self._switch.close()
+        self._close_network()
         shutil.rmtree(self._folder)
 
     def __enter__(self) -> Lab:
@@ -79,17 +79,31 @@ class Lab:
             self._numbers[host.name] = number
             self._write_hosts_file()
         host.boot()
-        addresses = self._addresses(host)
-        port = self._port(host)
-        name = f"l{self._mark}p{port}"  # 15 characters at most
-        device = open_device(name)
-        host.connect(name, addresses, _MTU)
-        self._switch.plug(port, device, [ipaddress.ip_address(address).packed for address in addresses])
+        name = f"l{self._mark}p{self._port(host)}"  # 15 characters at most
+        self._plug(host, self._addresses(host), name)
 
     def power_off(self, host: Host) -> None:
         """The link first: what dying processes would still say to their peers is not heard."""
-        self._switch.unplug(self._port(host))
+        self._unplug(host)
         host.kill_everything()
+
+    # --- the network -------------------------------------------------------------------------------
+
+    def _open_network(self, seed: int) -> None:
+        self._switch = Switch(seed)
+
+    def _close_network(self) -> None:
+        self._switch.close()
+
+    def _plug(self, host: Host, addresses: tuple[str, ...], name: str) -> None:
+        """`name`: of the new device, until it is the host's."""
+        device = open_device(name)
+        host.connect(name, addresses, MTU)
+        packed = [ipaddress.ip_address(address).packed for address in addresses]
+        self._switch.plug(self._port(host), device, packed)
+
+    def _unplug(self, host: Host) -> None:
+        self._switch.unplug(self._port(host))
 
     # --- links -------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from etcd_cluster import needs_etcd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,6 +210,31 @@ def test_rendezvous(tmp_path: Path) -> None:
     tables, page = run_bench("rendezvous", tmp_path, *asked)
     assert [(table["nodes"], table["problems"]) for table in tables] == [(4, []), (4, [])]
     assert "2 runs, 0 without a figure." in page
+
+
+@pytest.mark.nightly
+@needs_etcd
+def test_control_plane(tmp_path: Path) -> None:
+    """Both leaders are killed once, and each failure is decided once."""
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text("<!-- control-plane:begin -->\n<!-- control-plane:end -->\n")
+    command = [
+        sys.executable,
+        os.path.join(ROOT, "bench", "control_plane.py"),
+        "--sizes",
+        "8",
+        "--kills",
+        "1",
+    ]
+    command += ["--seconds", "0.5", "--json", str(figures), "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (played,) = json.loads(figures.read_text())["tables"]
+    assert played["problems"] == [], done.stderr
+    assert (played["lost"], played["doubled"]) == (0, 0)
+    assert [kill["kind"] for kill in played["kills"]] == ["owner", "etcd"]
+    assert 0 < played["kills"][0]["contact"] <= played["kills"][0]["ready"] < 100
+    assert "2 kills: 0 decisions lost, 0 doubled, 0 other problems." in page.read_text()
 
 
 @pytest.mark.nightly
