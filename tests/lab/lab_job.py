@@ -14,7 +14,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab_host import SOON_S, eventually
 
@@ -30,6 +30,9 @@ PORT = 29400
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
 LONG_S = 90.0  # on a busy machine; what is waited for comes within seconds
 _SAID = "ddp-launch: "
+# The scheduler of Linux shares the processors between sessions (sched_autogroup). Each rank has a session of its own.
+# If all agents and the service were in the one of the tests, they would starve together as soon as many ranks start.
+_APART = {"start_new_session": True}
 _LOOK_EVERY_S = 0.05  # at whole files: more often would cost as much as the job
 _OVER = object()
 _BOX_ROWS = re.compile(r"^[│|] (.*) [│|]$", re.MULTILINE)
@@ -105,7 +108,7 @@ class Service:
         command = [sys.executable, "-m", "rendezvous.main", "serve", "--insecure", "--listen", f"[::]:{PORT}"]
         command += ["--store", f"file:{self._folder / 'service.db'}"]
         with log.open("ab") as out:
-            self.process = self.host.start(*command, env=environment(), stdout=out, stderr=out)
+            self.process = self.host.start(*command, env=environment(), stdout=out, stderr=out, **_APART)
         eventually(lambda: b"serving at" in log.read_bytes()[before:], what="the service serves")
 
     def kill(self) -> None:
@@ -146,7 +149,8 @@ class Job:
         out = self.folder.parent / f"agent-{len(self.agents)}-{host.name}"
         command = (sys.executable, "-m", "launcher", *self._words, self.script, str(self.folder))
         with out.open("wb") as file:
-            process = host.start(*command, env=self._environment(host), stdout=file, stderr=file)
+            streams: dict[str, Any] = {"stdout": file, "stderr": file}
+            process = host.start(*command, env=self._environment(host), **streams, **_APART)
         agent = Agent(host, process, out)
         self.agents.append(agent)
         return agent

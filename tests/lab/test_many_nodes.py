@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     Told = dict[str, Any]
 
-NODES, RANKS_EACH = 32, 2
+NODES, RANKS_EACH = int(os.environ.get("LAB_NODES", "32")), 2
+MIB_PER_NODE = 550  # measured; most of it is what torch has in memory, once in each host
 # 33 hosts import torch on the processors of this machine, before the first world trains.
 PATIENCE_S = 600.0
 AT_REST_FOR_S = 2.0
@@ -129,10 +130,15 @@ def memory_gib(hosts: list[Host]) -> float:
 @pytest.mark.nightly
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_a_job_of_64_ranks_loses_two_nodes_and_goes_on(tmp_path: Path) -> None:
-    if reason := lab_host.what_is_missing():
+    if reason := lab_host.what_is_missing() or too_little_memory():
         pytest.skip(reason)
     with BridgedLab(NODES + 1, "service") as made:
         play(made, tmp_path)
+
+
+def too_little_memory() -> str:
+    wanted, there = (NODES + 1) * MIB_PER_NODE, psutil.virtual_memory().available // 2**20
+    return f"{wanted} MiB of memory are needed, {there} MiB are available" if there < wanted else ""
 
 
 def play(made: Lab, tmp_path: Path) -> None:
@@ -169,16 +175,18 @@ def play(made: Lab, tmp_path: Path) -> None:
 def assert_told(job: ManyRanks, lost: Host, other: Host) -> None:
     """What `ddpctl` says of it, after the end."""
     kinds = ("sealed", "lost", "decision", "stopped", "ended")
-    events = [(event["kind"], event["generation"], event["text"]) for event in job.events()]
-    told = [event for event in events if event[0] in kinds]
-    sealed = [text for kind, _, text in told if kind == "sealed"]
-    worlds = ("1: 64 ranks on 32 nodes", "2: 64 ranks on 32 nodes", "3: 62 ranks on 31 nodes")
-    assert sealed == [f"generation {world}" for world in worlds], events
+    told = [(event["kind"], event["text"]) for event in job.events() if event["kind"] in kinds]
+    worlds = [(1, NODES), (2, NODES), (3, NODES - 1)]
+    assert [text for kind, text in told if kind == "sealed"] == [
+        f"generation {number}: {nodes * RANKS_EACH} ranks on {nodes} nodes" for number, nodes in worlds
+    ]
     heal = ("lost", "decision", "stopped", "sealed")
-    assert [kind for kind, _, _ in told] == ["sealed", *heal, *heal, "ended"], events
+    assert [kind for kind, _ in told] == ["sealed", *heal, *heal, "decision", "ended"], told
     decisions = json.loads(job.ask("status"))["decisions"]
+    decisions = [each for each in decisions if each["kind"] != "DECISION_KIND_FINISH"]
     reasons = [each["reason"] for each in decisions]
-    for reason, host, how in zip(reasons, (lost, other), ("1 spare node", "31 of 32 nodes"), strict=True):
+    hows = ("1 spare node", f"{NODES - 1} of {NODES} nodes")
+    for reason, host, how in zip(reasons, (lost, other), hows, strict=True):
         assert reason.startswith(f"node {host.name} was lost: no heartbeat for 4 s; "), reason
         assert how in reason, reason
     assert [each["in_place"] for each in decisions] == [True, True]
@@ -190,8 +198,9 @@ def publish(table: str, trained_after_s: float, memory: float) -> None:
     assert spec.loader is not None
     shown = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(shown)
-    told = f"All 64 ranks had finished a step {trained_after_s:.0f} s after the first agent was started. "
-    text = f"{table}\n\n{told}The job then had {memory:.1f} GiB of memory (PSS). Machine: {shown.machine()}."
+    start = f"All {NODES * RANKS_EACH} ranks had finished a step {trained_after_s:.0f} s after the start of the job"
+    job = f"{start}, which then had {memory:.1f} GiB of memory (PSS)."
+    text = f"{table}\n\n{job} Machine: {shown.machine()}."
     print(text)
     if PAGE:
         shown.write_between_markers(PAGE, "many-nodes", text)
