@@ -164,8 +164,9 @@ class Guard:
     # --- healing: the same process in the next generation ----------------------------------------------
 
     def heals(self, on: bool) -> None:
-        """Tell the launcher whether this process can go on in another generation."""
+        """Tell the launcher whether this process can go on in another generation: the thread that calls this parks."""
         self._heals = on
+        self._release.watch_this_thread(on)
         self._send({"heals": on})
 
     def cannot_heal(self, reason: str) -> None:

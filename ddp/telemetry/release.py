@@ -11,6 +11,9 @@ wait for each other as soon as it is. A rank that enters a collective of such a 
 already. So the attempt is repeated until the rank has parked: with the groups that are in the tables then, and with the
 connections that are known then. The intervals grow, because a rank may also be computing.
 
+A collective of Gloo can be beyond release (`blocked_thread.py`). Then this process ends, so that the launcher starts
+another one in its place at once. The other survivors keep theirs.
+
 All of this runs on the guard's thread. The order to continue comes through the same thread and ends the repetition, so
 a group of the next generation is never aborted.
 """
@@ -18,11 +21,13 @@ a group of the next generation is never aborted.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from . import torch_api
+from .blocked_thread import BlockedThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +48,11 @@ class Release:
         self._aborting: list[tuple[Any, threading.Thread]] = []
         self._interval_s = _AGAIN_AFTER_S
         self._again_at = _NEVER
+        self._thread: BlockedThread | None = None
+
+    def watch_this_thread(self, on: bool) -> None:
+        """It is the one that parks."""
+        self._thread = BlockedThread() if on else None
 
     def begin(self) -> dict[str, Any]:
         """Abort all groups, and return what the launcher is told about it."""
@@ -74,11 +84,20 @@ class Release:
             if self._may_abort_again(group):
                 self._aborting.append((group, _start_abort(group)))
         self._peers.shut_down_all()
+        thread = self._thread
+        if thread is not None and self._is_on_cpus() and (where := thread.look()):
+            _end_process(where)
 
     def end(self) -> None:
         """The rank has left all collectives, or is ordered to continue."""
         self._again_at = _NEVER
         self._aborting = []
+        if (thread := self._thread) is not None:
+            thread.forget()
+
+    def _is_on_cpus(self) -> bool:
+        """Otherwise a thread may be blocked because a device computes."""
+        return not any(map(self._asynchronous_backends, torch_api.groups()))
 
     def _may_abort_again(self, group: Any) -> bool:
         """Our groups and Gloo's: the object stays when its members are replaced. Others may not bear a second abort."""
@@ -97,3 +116,13 @@ def _start_abort(group: Any) -> threading.Thread:
 def _abort(group: Any) -> None:
     with contextlib.suppress(Exception):
         group.abort()
+
+
+def _end_process(where: str) -> None:
+    words = (
+        f"ddp: rank {os.environ.get('RANK', '?')} cannot leave {where}: the collective has not ended although its "
+        "connections are shut down. This process ends, and the launcher starts a new one\n"
+    )
+    with contextlib.suppress(OSError):
+        os.write(2, words.encode())
+    os._exit(1)

@@ -188,3 +188,16 @@ def test_the_world_grows_and_shrinks_around_the_survivors(
     assert job.pids[0][0] == job.pids[1][0] == job.pids[2][0]
     assert set(told.samples()) == set(range(58))
     assert told.losses()
+
+
+def test_a_rank_that_gloo_holds_forever_gets_a_new_process(tmp_path: Path) -> None:
+    """A message is on its way to a rank that dies: nothing but the timeout of the group ends the wait for it."""
+    there = tmp_path / "there"
+    there.mkdir()
+    job = Job(PROGRAM.with_name("forgotten.py"), tmp_path, [3], {"THERE": str(there)})
+    job.play()
+    before, after = job.pids
+    assert [was == now for was, now in zip(before, after, strict=True)] == [False, False, True]
+    assert sorted(job.codes) == [-9, 0, 0, 0, 1]
+    said = (tmp_path / "rank0").read_text()
+    assert "rank 0 cannot leave send in torch.distributed.distributed_c10d" in said

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,9 @@ import pytest
 
 from ddp.elastic import healing
 from ddp.groups.reform import CannotReform
+from ddp.telemetry import blocked_thread, release, torch_api
 from ddp.telemetry import guard as guards
-from ddp.telemetry import torch_api
+from ddp.telemetry.blocked_thread import BlockedThread
 from ddp.telemetry.guard import Continue, Guard
 
 if TYPE_CHECKING:
@@ -110,6 +113,70 @@ def test_a_group_that_comes_after_the_pause_is_aborted_too(
     guard.park()
     assert guard._release.due_in_s() == float("inf")
     guard.end()
+
+
+# The innermost function of a thread, as it would be in a module of this name.
+BLOCKED = "def wait(lock):\n    lock.acquire()\n"
+LOOKS_AGAIN = "def wait(lock):\n    while not lock.acquire(timeout=0.001): pass\n"
+
+
+@pytest.fixture
+def waiting() -> Iterator[Callable[[str, str, Callable[[], BlockedThread | None]], BlockedThread | None]]:
+    """Starts a thread that calls `first`, and then waits in the module. Returns what `first` has returned."""
+    lock, threads = threading.Lock(), list[threading.Thread]()
+    lock.acquire()
+
+    def start(module: str, source: str, first: Callable[[], BlockedThread | None]) -> BlockedThread | None:
+        names: dict[str, Any] = {"__name__": module}
+        exec(source, names)
+        returned: queue.SimpleQueue[BlockedThread | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            returned.put(first())
+            names["wait"](lock)
+            lock.release()
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return returned.get()
+
+    yield start
+    lock.release()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_rank_that_cannot_leave_its_collective_ends(
+    agent: Agent, waiting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can end an operation that Gloo has forgotten: it is blocked without end, and nobody could tell why."""
+    ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(release, "_end_process", ended.put)
+    guard = Guard(agent.path)
+    agent.hears(guard)
+    waiting("torch.distributed.distributed_c10d", BLOCKED, lambda: guard.heals(True))
+    agent.sends(pause={"generation": 4, "reason": "rank 0 died"})
+    assert ended.get(timeout=60.0) == "wait in torch.distributed.distributed_c10d"
+    guard.end()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("train", BLOCKED),
+        ("torch.utils.data.dataloader", BLOCKED),
+        ("torch.distributed.distributed_c10d", LOOKS_AGAIN),
+    ],
+)
+def test_a_rank_that_may_still_leave_its_collective_is_not_ended(
+    waiting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, module: str, source: str
+) -> None:
+    monkeypatch.setattr(blocked_thread, "BLOCKED_S", 0.1)
+    thread = waiting(module, source, BlockedThread)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        assert thread.look() == ""
+        time.sleep(0.05)
 
 
 def test_a_rank_is_paused_parks_and_goes_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
