@@ -219,21 +219,24 @@ def _stopped(end: RankEnd) -> _Account | None:
     """A stop by the launcher.
 
     A rank that exited with a traceback and code 1 at that time is reported with it instead, and a rank whose watchdog
-    has printed an error of its own with that error.
+    has printed an error of its own with that error. torch's monitor prints why it aborts the process before it does
+    so. The peers of the rank notice the end of their connections first, so the launcher may stop the rank before it
+    has seen its end.
     """
     if not end.stopped_by_us:
         return None
+    lines = clean_lines(end.stderr_tail)
     if end.exit_code == 1 and end.error_record is None:
-        crash = last_raised(clean_lines(end.stderr_tail))
+        crash = last_raised(lines)
         if crash is not None and not _means_stop(crash.chain[-1].type, crash.chain[-1].message):
             return None
-    if (
-        raised := own_error(clean_lines(end.stderr_tail))
-    ) is not None:  # reported by torch before or during the stop
+    if (raised := own_error(lines)) is not None:  # reported by torch before or during the stop
         text, doubt = raised.message, Doubt.CULPRIT if may_be_at_peer(raised) else None
         return _Account(
             class_of(raised), headline(text), text, hint_of(raised), signal=end.signal, doubt=doubt
         )
+    if (terminated := _terminated_by_torch(end, lines)) and terminated.failure is FailureClass.HANG:
+        return terminated
     return _Account(
         FailureClass.CONSEQUENCE,
         f"stopped by the launcher ({signal_name(end.stopped_by_us)})",

@@ -154,3 +154,16 @@ def test_an_abort_by_the_monitor_is_not_a_crash_of_this_rank(
     cause = cause_of(replace(_RUNS, signal=6, stderr_tail=line))
     assert (cause.failure, cause.doubt) == (failure, doubt)
     assert why in cause.reason
+
+
+def test_a_rank_that_the_monitor_aborts_is_named_also_if_it_was_stopped_meanwhile() -> None:
+    """Its peers notice the end of their connections first, and the launcher may stop all ranks for that."""
+    fatal = "Terminating the process after attempting to dump debug info, due to {}."
+    line = "[rank1]:[F1123 04:00:00.1 ProcessGroupNCCL.cpp:1560] [PG ID 0 PG GUID 0(default_pg) Rank 1] {}\n"
+    stopped = replace(_RUNS, signal=6, stopped_by_us=15)
+    hangs, times_out = (
+        cause_of(replace(stopped, stderr_tail=line.format(fatal.format(why))))
+        for why in ("ProcessGroupNCCL watchdog hang", "collective timeout or exception")
+    )
+    assert (hangs.failure, hangs.doubt, hangs.stopped) == (C.HANG, Doubt.CULPRIT, False)
+    assert times_out.stopped
