@@ -13,6 +13,8 @@ from ddp.elastic import request, scratch
 from ddp.telemetry.coded import WrongUse, WrongValue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.distributed import ProcessGroup
 
     from ddp.elastic.keeper import Keeper
@@ -31,6 +33,14 @@ def check_options(every: int, disk_every: int, folder: str | os.PathLike[str] | 
             )
     if disk_every and folder is None:
         raise WrongValue("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
+
+
+def check_names(named: Mapping[str, object], kind: type[State]) -> None:
+    for name in named:
+        if hasattr(kind, name) or name.startswith("_"):
+            raise WrongValue(
+                f"invalid name {name!r} in State(): reserved. Use a name that does not start with _ and is not a method"
+            )
 
 
 def check_scope(scope: str, group: ProcessGroup | None) -> None:
@@ -60,6 +70,17 @@ def enter(state: State, scope: str) -> None:
             )
     _open.add(state)
     _scopes[state] = scope
+
+
+def obstacle(state: State) -> str:
+    """Say why this process cannot go on after a failure: `state.run` resumes only its own State."""
+    scopes = sorted(_scopes[other] for other in list(_open) if other is not state and other.is_open)
+    if not scopes:
+        return ""
+    return (
+        f"the script resumes another State (scope={scopes[0]!r}) before state.run, which resumes only its own. Resume "
+        "it in the function that state.run calls"
+    )
 
 
 def has_answered(state: State) -> bool:

@@ -81,7 +81,7 @@ class State:
         **named: Any,
     ) -> None:
         open_states.check_options(every, disk_every, folder, keep)
-        _check_names(named)
+        open_states.check_names(named, State)
         self._contents = Contents(named)
         if self._contents.own and any(isinstance(value, LogicalWorld) for value in named.values()):
             raise WrongType(
@@ -137,7 +137,8 @@ class State:
 
     def _begin_run(self) -> None:
         if self._resumed_in != _generation():
-            self.resume()
+            self._resume()
+        joining.trains(open_states.obstacle(self))
         _team, keeper = self._resumed()
         self._live = self._live or Live(self._contents.objects, self._contents.fields, self._contents.own)
         if self._every and keeper.newest != self._number:  # a rank may die before the next commit
@@ -166,6 +167,11 @@ class State:
 
     def resume(self) -> Resumed | None:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
+        found = self._resume()
+        joining.resumed()
+        return found
+
+    def _resume(self) -> Resumed | None:
         open_states.enter(self, self._scope)
         places = scratch.folders(os.environ, self._scope)
         if self._live is None and not joining.is_joining():  # else others wait, and it was done before
@@ -386,14 +392,6 @@ class State:
         if self._keeper is None:
             raise WrongUse("this State is closed. Create a new one")
         return self._team, self._keeper
-
-
-def _check_names(named: dict[str, Any]) -> None:
-    for name in named:
-        if hasattr(State, name) or name.startswith("_"):
-            raise WrongValue(
-                f"invalid name {name!r} in State(): reserved. Use a name that does not start with _ and is not a method"
-            )
 
 
 def _generation() -> str:

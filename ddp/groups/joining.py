@@ -7,14 +7,19 @@ creation of groups only. So until `joined` is called in such a process (DDP_JOIN
     DistributedDataParallel skips the comparison and the broadcast of the model: the state comes with the resume
     barrier                 does nothing
     any other collective    raises, and the launcher learns that this script cannot be healed in place
+
+A script may call `state.resume` itself, before `state.run`. The survivors take part in this resume, and are in their
+loop after it. So the gate is closed again until `state.run` begins. A group that is created there cannot be formed
+anew: the survivors have formed theirs before the resume.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +37,7 @@ from ddp.telemetry.collective_marks import copy_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_log = logging.getLogger("ddp")
 VARIABLE = "DDP_JOINS"
 _BARRIERS = ("barrier", "monitored_barrier")
 _LIBRARIES = (os.path.dirname(os.path.dirname(torch.__file__)), os.path.dirname(os.path.dirname(__file__)))
@@ -47,6 +53,8 @@ class _Gate:
     def __init__(self) -> None:
         self.joined = False
         self.is_installed = False
+        self.has_resumed = False  # and the survivors are in their loop
+        self.trains = False
         self.meeting: Meeting | None = None
 
     @property
@@ -70,10 +78,34 @@ def is_alone() -> bool:
 
 def joined() -> None:
     """From now on this process communicates with the survivors. The groups it has are those that heal later."""
+    if _gate.closed and _gate.has_resumed:
+        refuse("the resume of another State")
     if _gate.closed and _gate.meeting is not None:
         _gate.meeting.end()
     _gate.joined, _gate.meeting = True, None
     reform.mark()
+
+
+def resumed() -> None:
+    """The script has called `state.resume` itself. The survivors do not wait for what comes before `state.run`."""
+    if not _gate.trains and os.environ.get(VARIABLE) == "1":
+        _gate.joined, _gate.has_resumed = False, True
+
+
+def trains(obstacle: str = "") -> None:
+    """`state.run` begins for the first time: what the script does from now on, the survivors do as well.
+
+    `obstacle`: why its States cannot go on after a failure.
+    """
+    if _gate.trains:
+        return
+    _gate.joined = _gate.trains = True
+    if os.environ.get(VARIABLE) == "1":  # the ranks before this one have said why
+        return
+    if why := obstacle or reform.obstacle():
+        guard.cannot_heal(why)
+        if os.environ.get(guard.VARIABLE) and os.environ.get("RANK") == "0":
+            _log.warning("ddp: after a failure all ranks will restart, not only the failed ones: %s", why)
 
 
 def install() -> None:
@@ -115,6 +147,8 @@ def _announcing(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_group(
         size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: str, *args: Any, **kwargs: Any
     ) -> Any:
+        if _gate.closed and _gate.has_resumed:
+            _raise(f"{reform.LATE_GROUP} ({_line_of_script()})")
         if _gate.closed:
             members = tuple(ranks) or tuple(range(size))
             config = str(BackendConfig(Backend(str(backend))))
@@ -171,6 +205,10 @@ def refuse(what: str) -> None:
         f"the script communicates before state.run: {what} at {_line_of_script()}. The "
         "survivors of a failure do not take part in that. Move it into the function that state.run calls"
     )
+    _raise(reason)
+
+
+def _raise(reason: str) -> NoReturn:
     guard.cannot_heal(reason)
     raise JoiningError(reason)
 

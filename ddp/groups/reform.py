@@ -17,7 +17,8 @@ successor (`ddp.groups.successors`). torch's `dist._reconfigure` is not used for
 meet through the store with which the group was created, and that store ends with its generation.
 
 Groups that the script created inside the function that `state.run` calls are only left: the script creates them again,
-when it calls this function again. `joining.joined` marks where that function begins.
+when it calls this function again. `joining.joined` marks where that function begins, or the resume before it. A group
+that is created between the two is created by nobody again, so it is an `obstacle`.
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ if TYPE_CHECKING:
 
     from ddp.groups.registry import Registered
 
-__all__ = ["CannotReform", "is_reforming", "mark", "reform"]
+__all__ = ["CannotReform", "is_reforming", "mark", "obstacle", "reform"]
 
 _log = logging.getLogger("ddp")
 # The launcher pauses or ends this process earlier if a member is lost.
 _MEET_WITHIN_S = 600.0
 _CONNECT_WITHIN = timedelta(seconds=60)
+LATE_GROUP = (
+    "the script creates a group between state.resume and state.run, where it cannot be formed anew. Create it before "
+    "state.resume, or in the function that state.run calls"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,19 @@ def mark() -> None:
         _mark = _Mark(frozenset(each.name for each in registry.read()), registry.n_created())
     wrappers.watch()
     wrappers.remember()
+
+
+def obstacle() -> str:
+    """Say why this process cannot form its groups and models anew, as far as it is known when it begins to train."""
+    return LATE_GROUP if _has_late_groups() else wrappers.obstacle()
+
+
+def _has_late_groups() -> bool:
+    if _mark is None or not dist.is_initialized():
+        return False
+    return registry.n_created() != _mark.n_created or any(
+        each.name not in _mark.names for each in registry.read()
+    )
 
 
 def is_reforming() -> bool:

@@ -73,15 +73,11 @@ def remember() -> None:
 
 def renew() -> None:
     """Return all models in shards to the point between two steps. CannotReform: one of them cannot."""
-    modules = _found(_sharded_kinds() | (flat_kinds() if _flat_noted else set()))
+    modules = _modules()
     if not modules:
         return
-    _refuse_flat(modules)
-    if not torch_api.has(torch_names.RESET_OF_FSDP):
-        raise CannotReform(
-            f"the model is sharded ({type(modules[0]).__name__}): FSDP of torch {torch.__version__} cannot go on after "
-            "a step that was interrupted. torch 2.13 and later can"
-        )
+    if why := _obstacle_of(modules):
+        raise CannotReform(why)
     _check_place(type(modules[0]).__name__)
     states = _states(modules)
     for state in states:
@@ -93,6 +89,30 @@ def renew() -> None:
     for state in states:
         _drop_gradients(state)
         _set_switches(state)
+
+
+def obstacle() -> str:
+    """Say why the models that this process has now cannot go on after a failure; "" if they can."""
+    modules = _modules()
+    return _obstacle_of(modules) if modules else ""
+
+
+def _modules() -> list[Any]:
+    return _found(_sharded_kinds() | (flat_kinds() if _flat_noted else set()))
+
+
+def _obstacle_of(modules: Iterable[Any]) -> str:
+    if any(_FLAT in {base.__name__ for base in type(each).__mro__} for each in modules):
+        return (
+            f"the model is sharded ({_FLAT}): FSDP1 cannot go on after a step that was interrupted, because parameters "
+            "may be gathered and gradients half reduced. Use fully_shard (FSDP2)"
+        )
+    if not torch_api.has(torch_names.RESET_OF_FSDP):
+        return (
+            f"the model is sharded (fully_shard): FSDP2 of torch {torch.__version__} cannot go on after a step that "
+            "was interrupted. torch 2.13 and later can"
+        )
+    return ""
 
 
 def _check_place(kind: str) -> None:
@@ -160,12 +180,3 @@ def note_if_flat(kind: type[Any]) -> None:
     flat = getattr(sys.modules.get(_FSDP_MODULE), _FLAT, None)
     if flat is not None and issubclass(kind, flat):
         _flat_noted[:] = [True]
-
-
-def _refuse_flat(modules: Iterable[Any]) -> None:
-    """The older FSDP cannot be returned to the point between two steps."""
-    if any(_FLAT in {base.__name__ for base in type(each).__mro__} for each in modules):
-        raise CannotReform(
-            f"the model is sharded ({_FLAT}): FSDP1 cannot go on after a step that was interrupted, because parameters "
-            "may be gathered and gradients half reduced. Use fully_shard (FSDP2)"
-        )

@@ -84,6 +84,11 @@ def remember() -> None:
                 _seeds[id(state)] = (state, state.rng.get_state())
 
 
+def obstacle() -> str:
+    """Say why a model of this process cannot start anew; "" if this is not known yet."""
+    return sharded_models.obstacle()
+
+
 def _note(module: Any, *_submodule: Any) -> None:
     if _is_wrapper(type(module)):
         _live.add(module)

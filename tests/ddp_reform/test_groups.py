@@ -45,6 +45,28 @@ def test_the_world_shrinks_and_grows(backend: str) -> None:
         assert ranks.run(world.total) == [6.0] * 3
 
 
+def test_a_group_between_resume_and_run_is_an_obstacle() -> None:
+    """Nobody would create it again after a failure, and the script would use the old one."""
+    with World(2, world.one_group, "shm") as ranks:
+        for (told,) in ranks.run(world.group_before_run):
+            assert told.startswith("the script creates a group between state.resume and state.run")
+    with World(2, world.one_group, "shm") as ranks:
+        assert ranks.run(world.begins_to_train) == [[], []]
+
+
+def test_after_its_resume_a_replacement_waits_for_run_to_communicate() -> None:
+    """The survivors have resumed with it, and are in their loop."""
+    with World(2, world.one_group, "shm") as ranks:
+        ranks.run(world.begins_to_train)
+        ranks.kill(1)
+        ranks.heal()
+        ranks.tell(world.after_resume, ranks=[1])
+        (said,) = ranks.answers([1])
+        for text, words in zip(said, ("dist.all_reduce", "creates a group", "another State"), strict=True):
+            assert words in text
+        assert ranks.run(world.total) == [3.0, 3.0]
+
+
 def test_the_backend_that_init_has_chosen_is_chosen_again() -> None:
     """A second host comes, goes, and then a rank is replaced on the host that stays."""
 

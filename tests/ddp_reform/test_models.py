@@ -6,11 +6,22 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import world
 import wrapped_models as models
 from world import Failed, World
 
+from ddp.groups import sharded_models
+from ddp.telemetry import torch_api, torch_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+needs_reset = pytest.mark.skipif(
+    torch_api.version() < torch_names.RESET_OF_FSDP.since,
+    reason="FSDP2 of this torch cannot go on after a step that was interrupted",
+)
 
 
 def undisturbed(size: int, *args: str) -> list[list[float]]:
@@ -102,6 +113,7 @@ def test_a_state_of_a_hook_that_cannot_start_anew_is_refused() -> None:
             ranks.heal()
 
 
+@needs_reset
 def test_a_model_in_shards_drops_what_it_has_accumulated() -> None:
     """And the script need not have told it again to average gradients: a replacement was never told otherwise."""
     with World(2, models.sharded, "shm") as ranks:
@@ -114,8 +126,12 @@ def test_a_model_in_shards_drops_what_it_has_accumulated() -> None:
 @pytest.mark.parametrize(
     ("top", "places", "size", "said"),
     [
-        (models.sharded, {0: 0, 2: 1}, 2, "has the shard of rank 2 of 3. It is rank 1 of 2 now"),
-        (models.sharded, {0: 2, 2: 0}, 3, "has the shard of rank 2 of 3. It is rank 0 of 3 now"),
+        pytest.param(
+            models.sharded, {0: 0, 2: 1}, 2, "shard of rank 2 of 3. It is rank 1 of 2 now", marks=needs_reset
+        ),
+        pytest.param(
+            models.sharded, {0: 2, 2: 0}, 3, "shard of rank 2 of 3. It is rank 0 of 3 now", marks=needs_reset
+        ),
         (models.flat, {0: 0, 2: 2}, 3, r"FSDP1 cannot go on .* Use fully_shard \(FSDP2\)"),
     ],
 )
@@ -128,6 +144,7 @@ def test_shards_in_another_place_are_refused(
             ranks.heal(places, size)
 
 
+@needs_reset
 def test_all_objects_are_searched_only_for_models_in_shards_that_may_exist() -> None:
     """torch.compile imports FSDP also for other models. The search of many objects would make the heal longer."""
     with World(2, models.top, "shm", "ours", "plain") as ranks:
@@ -139,6 +156,15 @@ def test_all_objects_are_searched_only_for_models_in_shards_that_may_exist() -> 
         ranks.kill(1)
         ranks.heal()
         assert ranks.run(models.searches) == [1, 0]
+
+
+def test_what_fsdp_lacks_is_said_when_the_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first failure would be healed in vain."""
+    with World(2, models.flat, "shm") as ranks:
+        for (told,) in ranks.run(world.begins_to_train):
+            assert told.startswith("the model is sharded (FullyShardedDataParallel): FSDP1 cannot go on")
+    monkeypatch.setattr(torch_api, "has", lambda _name: False)
+    assert "torch 2.13 and later can" in sharded_models._obstacle_of([torch.nn.Linear(1, 1)])
 
 
 def test_a_model_of_fsdp1_that_is_made_while_training_is_noted() -> None:

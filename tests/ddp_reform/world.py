@@ -369,3 +369,35 @@ def group_of_the_loop(_state: Any) -> tuple[float, str]:
     tensor = torch.full((10,), dist.get_rank() + 1.0)
     dist.all_reduce(tensor, group=group)
     return float(tensor[0]), str(group.group_name)
+
+
+def group_before_run(_state: dict[str, Any]) -> list[str]:
+    """What the launcher is told if the script creates a group between `resume` and `run`."""
+    told: list[str] = []
+    guard.cannot_heal = told.append  # type: ignore[assignment]
+    dist.new_group([0, 1])
+    joining.trains()
+    return told
+
+
+def begins_to_train(_state: dict[str, Any]) -> list[str]:
+    told: list[str] = []
+    guard.cannot_heal = told.append  # type: ignore[assignment]
+    joining.trains()
+    return told
+
+
+def after_resume(_state: dict[str, Any]) -> list[str]:
+    """What a replacement may do between `resume` and `run`, and what it is told otherwise."""
+    joining.resumed()
+    dist.barrier()
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    tries = (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.new_group([0, 1]), joining.joined)
+    said = []
+    for attempt in tries:
+        try:
+            attempt()
+        except joining.JoiningError as error:
+            said.append(str(error))
+    joining.trains()
+    return said

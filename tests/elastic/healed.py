@@ -13,14 +13,21 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch.distributed as dist
 from generations import FORK_SERVER, run_rank
+
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 _WITHIN_S = 120.0
+needs_reset_of_fsdp = pytest.mark.skipif(
+    torch_api.version() < torch_names.RESET_OF_FSDP.since,
+    reason="FSDP2 of this torch cannot go on after a step that was interrupted",
+)
 
 
 @dataclass(eq=False)

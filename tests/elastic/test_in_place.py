@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import PROGRAM, Told
-from healed import Job
+from healed import Job, needs_reset_of_fsdp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,14 +47,15 @@ DEATHS = {
     [
         ("ours", "shm"),
         ("torch", "gloo"),
-        ("fsdp2", "shm"),
+        pytest.param("fsdp2", "shm", marks=needs_reset_of_fsdp),
         *(
             pytest.param(*each, marks=pytest.mark.nightly)
             for each in (
                 *(("ours", "hier"), ("ours", "gloo"), ("torch", "shm")),
-                *(("sharded", "shm"), ("sharded", "gloo"), ("fsdp2", "gloo")),
+                *(("sharded", "shm"), ("sharded", "gloo")),
             )
         ),
+        pytest.param("fsdp2", "gloo", marks=(pytest.mark.nightly, needs_reset_of_fsdp)),
     ],
 )
 def test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed_run(
@@ -80,8 +81,9 @@ MID_STEP = {
     ("model", "every"),
     [
         ("sharded", 1),
-        ("fsdp2", 3),
-        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("sharded", 3), ("fsdp2", 1))),
+        pytest.param("fsdp2", 3, marks=needs_reset_of_fsdp),
+        pytest.param("sharded", 3, marks=pytest.mark.nightly),
+        pytest.param("fsdp2", 1, marks=(pytest.mark.nightly, needs_reset_of_fsdp)),
     ],
 )
 def test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step(
@@ -98,6 +100,7 @@ def test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step(
     assert first == [each - (each - 1) % every for each in (3, 5, 8)]
 
 
+@needs_reset_of_fsdp
 def test_replicas_of_a_shard_have_it(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
 ) -> None:
@@ -110,6 +113,7 @@ def test_replicas_of_a_shard_have_it(
     assert job.pids[0][1:] == job.pids[1][1:]
 
 
+@needs_reset_of_fsdp
 @pytest.mark.nightly
 def test_tensor_parallel_and_fsdp2_together(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
@@ -122,6 +126,7 @@ def test_tensor_parallel_and_fsdp2_together(
     assert job.pids[0][3] == job.pids[1][3] == job.pids[2][3]
 
 
+@needs_reset_of_fsdp
 def test_shards_of_a_lost_node_are_computed_from_what_others_keep(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from healed import needs_reset_of_fsdp
 from launched import Launched, eventually
 from ports import free_port
 
@@ -188,6 +189,7 @@ def test_the_examples_go_on_where_they_were(
         assert (f"epoch {epochs - 1}:" in job.stdout()) is False
 
 
+@needs_reset_of_fsdp
 @pytest.mark.nightly
 def test_the_example_in_shards_keeps_a_process(
     launch: Callable[..., Launched], said: Path, tmp_path: Path

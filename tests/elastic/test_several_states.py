@@ -9,7 +9,7 @@ import generations
 import pytest
 
 from ddp import elastic
-from ddp.elastic import scratch
+from ddp.elastic import open_states, scratch
 
 PROGRAM = Path(__file__).parent / "programs" / "scoped.py"
 SHARDS = Path(__file__).parent / "programs" / "scoped_shards.py"
@@ -57,6 +57,18 @@ def test_a_scope_belongs_to_one_open_state() -> None:
     for scope in ("a/b", "..", "A"):
         with pytest.raises(ValueError, match=r"scope=.*file names"):
             elastic.State(x=1, scope=scope)
+
+
+def test_another_state_that_is_resumed_before_run_is_an_obstacle() -> None:
+    """After a failure `run` resumes only its own State, so the two would not fit together."""
+    one, other = elastic.State(x=1, scope="one"), elastic.State(x=2, scope="other")
+    one.resume()
+    assert open_states.obstacle(one) == ""
+    other.resume()
+    assert "another State (scope='other') before state.run" in open_states.obstacle(one)
+    other.close()
+    assert open_states.obstacle(one) == ""
+    one.close()
 
 
 def test_a_request_is_answered_when_all_states_have_a_checkpoint(
