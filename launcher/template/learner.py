@@ -9,7 +9,9 @@ the ranks have really imported, and only if a rank cannot tell the difference.
 1. Each rank records its imports, with the changes that the script has made to the environment (`import_recorder`).
 2. When no rank has imported anything for a while, the zygote forks a child that imports the same on trial
    (`trial_import`). It ends at the first module that a fork would not inherit correctly, and another child continues
-   after it.
+   after it. To learn costs about as much processor time as the imports have cost a rank. So when all ranks have
+   finished a step, the zygote begins as long after the last import as the imports have taken: a job that ends before
+   has lost nothing, and one that ends then has lost as much again. Ranks that show no steps have the longest time.
 3. The zygote imports what has passed, one module per turn of its loop, under the variables that were set in the ranks.
 
 A rank that ends meanwhile ends the trial, and the next one begins when no rank is missing. What is imported by then
@@ -20,7 +22,9 @@ that start then would have imported the same.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import math
 import mmap
 import os
 import random
@@ -29,18 +33,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import fast_exit, import_records, lessons, memory
+from . import fast_exit, first_step, import_records, lessons, memory
 from .import_recorder import ImportRecorder
 from .import_records import Verdict
 from .messages import Learned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from .import_records import Candidate, Record, Variables
 
-_QUIET_S = 3.0  # without an import in any rank
-_LOOK_S = 1.0
+_QUIET_S = 3.0  # without an import in any rank: the longest time
+_LOOK_S = 0.25
+_LOOK_AGAIN_S = 1.0  # after a round
 _RECORD_BYTES = 1 << 19
 _MOST_ROUNDS = 3  # an evaluation or a checkpoint may import more, later
 _MOST_TRIALS = 20  # of one round: each ends at a module that must not be imported
@@ -67,24 +72,28 @@ class Learner:
         self._become_child, self._tell, self._lesson = become_child, tell, lesson
         self._modules: list[lessons.Module] = []
         self._forked_at = time.time()
+        self._started_at = time.monotonic()
         self._shared: dict[int, mmap.mmap] = {}
+        self._pages: dict[int, str] = {}
         self._missing: set[int] = set()  # local ranks that have ended, and were not started again
         self._of_each_rank: set[str] = set()
         self._quiet = _Quiet({}, 0.0, 0.0)
         self._rounds = 0
         self._round: _Round | None = None
         self._refused: dict[str, str] = {}
+        self._trials: set[int] = set()
 
     # --- the ranks -----------------------------------------------------------------------------------
 
-    def record_rank(self, local_rank: int, variables: Iterable[str]) -> None:
+    def record_rank(self, local_rank: int, variables: Mapping[str, str]) -> None:
         """Prepare the record of a rank that is about to be forked. The launcher sets `variables` for each rank."""
         self.stop()
         self._missing.discard(local_rank)
         self._shared[local_rank] = mmap.mmap(-1, _RECORD_BYTES)
+        self._pages[local_rank] = variables.get(first_step.PAGE_VARIABLE, "")
         self._of_each_rank.update(variables)
         self._forked_at = time.time()
-        now = time.monotonic()
+        now = self._started_at = time.monotonic()
         self._quiet = _Quiet(dict.fromkeys(self._shared, 0), now, now + _LOOK_S)
 
     def recorder(self, local_rank: int) -> ImportRecorder:
@@ -101,14 +110,20 @@ class Learner:
 
     def reaped(self, pid: int) -> None:
         """The loop has waited for this child."""
-        if self._round is not None:
-            self._round.reaped(pid)
+        self._trials.discard(pid)
 
     def stop(self) -> None:
-        """End the trial, and drop what was not imported yet."""
+        """End the trial without waiting for it, and drop what was not imported yet."""
         if self._round is not None:
             self._round.end()
             self._round = None
+            now = time.monotonic()
+            self._quiet = _Quiet(self._quiet.ends, now, now + _LOOK_S)
+
+    @property
+    def n_trials(self) -> int:
+        """The trials that were not reaped yet. It takes a while to free the memory of one."""
+        return len(self._trials)
 
     # --- the loop ------------------------------------------------------------------------------------
 
@@ -140,15 +155,25 @@ class Learner:
 
     def _begin_if_quiet(self, now: float) -> None:
         ends = {rank: shared.find(b"\0") for rank, shared in self._shared.items()}
-        is_quiet = ends == self._quiet.ends and now - self._quiet.since >= _QUIET_S
+        is_quiet = ends == self._quiet.ends and now - self._quiet.since >= self._quiet_s()
         since = self._quiet.since if ends == self._quiet.ends else now
-        self._quiet = _Quiet(ends, since, now + _LOOK_S)
+        look_s = _LOOK_S if math.isfinite(since) else _LOOK_AGAIN_S
+        self._quiet = _Quiet(ends, since, now + look_s)
         if is_quiet and memory.free_bytes() >= _SPARE_BYTES:
-            fast_exit.arrange()
-            self._quiet = _Quiet(ends, float("inf"), now + _LOOK_S)  # until a rank imports something else
+            self._quiet = _Quiet(ends, math.inf, now + look_s)  # until a rank imports something else
             records = [import_records.parse(shared[: ends[rank]]) for rank, shared in self._shared.items()]
             new = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)
-            self._round = _Round(new, records, frozenset(self._of_each_rank), self._become_child)
+            if new:
+                fast_exit.arrange()
+                self._round = _Round(
+                    new, records, frozenset(self._of_each_rank), self._become_child, self._trials
+                )
+
+    def _quiet_s(self) -> float:
+        took_s = self._quiet.since - self._started_at
+        if took_s < _QUIET_S and all(first_step.is_done(self._pages[rank]) for rank in self._shared):
+            return took_s
+        return _QUIET_S
 
     def _end_round(self) -> None:
         assert self._round is not None
@@ -193,9 +218,10 @@ class _Round:
         records: list[Record],
         of_each_rank: frozenset[str],
         become_child: Callable[[], None],
+        trials: set[int],
     ) -> None:
         self._left, self.records, self._of_each_rank = candidates, records, of_each_rank
-        self._become_child = become_child
+        self._become_child, self._trials = become_child, trials
         self.report: int | None = None
         self._child = 0
         self._text = b""
@@ -235,6 +261,7 @@ class _Round:
             finally:
                 os._exit(1)
         os.close(write)
+        self._trials.add(self._child)
         return True
 
     def read_report(self) -> None:
@@ -248,14 +275,10 @@ class _Round:
             self.refused |= refused
 
     def _import(self, candidate: Candidate) -> None:
-        with under(candidate.variables), _noting_generators(_generators):
+        with under(candidate.variables), _noting_generators(_generators), _without_gc():
             if not attempt(candidate.name):
                 self.imported.append(candidate.name)
                 self.learned.append((candidate.name, candidate.variables))
-
-    def reaped(self, pid: int) -> None:
-        if pid == self._child:
-            self._child = 0
 
     def end(self) -> None:
         """End the trial, if one runs."""
@@ -263,11 +286,20 @@ class _Round:
         if self.report is not None:
             os.close(self.report)
             self.report, self._text = None, b""
-        if self._child:
-            os.kill(self._child, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._child, 0)
-            self._child = 0
+        if self._child in self._trials:
+            os.kill(self._child, signal.SIGKILL)  # it was not reaped, so the pid is its own
+
+
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Import without garbage collections, which take time and free nothing: requests wait for the import."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 @contextlib.contextmanager

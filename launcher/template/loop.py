@@ -105,9 +105,13 @@ class Loop:
                 if events & ~select.POLLOUT and self._listen() == "rank":
                     return
             if self._sweeper.is_due:
-                self._sweeper.sweep(len(self._keepers))
+                self._sweeper.sweep(self._n_unawaited())
             if self._learner is not None:
                 self._learner.turn()
+
+    def _n_unawaited(self) -> int:
+        """Processes that are no ranks: a sweep ends them, and does not wait for that."""
+        return len(self._keepers) + (0 if self._learner is None else self._learner.n_trials)
 
     def _events(self) -> list[tuple[int, int]]:
         trial = None if self._learner is None else self._learner.trial
@@ -141,8 +145,10 @@ class Loop:
             case Signal(signum, ranks):
                 self._signal(signum, ranks)
             case Sweep() as order:
+                if self._learner is not None:
+                    self._learner.stop()
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
-                self._sweeper.begin(order, kept, len(self._keepers))
+                self._sweeper.begin(order, kept, self._n_unawaited())
             case Retire():
                 self._scratch = ""
                 self._end()
@@ -273,7 +279,7 @@ class Loop:
                     self._learner.rank_ended(child.local_rank)
             if child is not None:
                 self._tell_exit(pid, child, status, now - child.started)
-        self._sweeper.sweep(len(self._keepers))
+        self._sweeper.sweep(self._n_unawaited())
 
     def _tell_exit(self, pid: int, child: _Child, status: int, ran_s: float) -> None:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None

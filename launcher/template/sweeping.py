@@ -67,17 +67,17 @@ class Sweeper:
         left_s = self._spare_until - time.monotonic()
         return left_s if (self.is_active or self._has_detached) and left_s > 0 else None
 
-    def begin(self, order: Sweep, kept: tuple[int, ...], keepers: int) -> None:
-        """`kept`: the pids of the ranks that continue. `keepers`: how many processes keep stores."""
+    def begin(self, order: Sweep, kept: tuple[int, ...], unawaited: int) -> None:
+        """`kept`: the pids of the ranks that continue. `unawaited`: how many keep stores or import on trial."""
         self._order, self._kept, self._has_detached = order, frozenset(kept), False
         self._spare_until = time.monotonic() + order.patience_s
-        self._left_over = len(tree.descendants(self._pid, self._belongs_to_kept)) - keepers
-        self.sweep(keepers)
+        self._left_over = len(tree.descendants(self._pid, self._belongs_to_kept)) - unawaited
+        self.sweep(unawaited)
 
-    def sweep(self, keepers: int) -> None:
+    def sweep(self, unawaited: int) -> None:
         """Kill what is left. The end of each child calls this again, until nothing is left.
 
-        This kills the old store's keeper too, but does not wait for it: the next store has its own port.
+        This kills keepers of stores and trial imports too, but does not wait for them: the next store has its own port.
         """
         if self._order is None:
             return self._end_detached()
@@ -86,7 +86,7 @@ class Sweeper:
             spared = tree.in_other_sessions(self._pid, self._sessions)
         left = tree.kill_all(self._pid, spared, self._belongs_to_kept)
         detached = self._among(spared) if self._kept else []
-        if left - len(detached) > keepers:
+        if left - len(detached) > unawaited:
             return
         generation, self._order = self._order.generation, None
         self._has_detached = bool(detached)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ddp.telemetry import page_writer
+from launcher.health import page
+from launcher.template import first_step
 from launcher.template.learner import Learner
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ learner._QUIET_S = learner._LOOK_S = 0.0
 learner._SPARE_BYTES = 0
 told = []
 mine = learner.Learner(lambda: None, told.append)
-mine.record_rank(0, ["RANK"])
+mine.record_rank(0, {"RANK": "0"})
 pid = os.fork()
 if pid == 0:
     mine.recorder(0).install()
@@ -152,9 +155,26 @@ for _ in range(5):
     shared = dict(mine._shared)
     mine.rank_ended(0)
     assert mine.wait_s() is None
-    mine.record_rank(0, ["RANK"])
+    mine.record_rank(0, {"RANK": "0"})
     mine._shared.update(shared)  # the next generation imports the same
     mine._quiet = learner._Quiet({0: shared[0].find(bytes(1))}, 0.0, 0.0)
+"""
+    imported, left_out, _values, _added = learned(
+        tmp_path, {"m_plain": "VALUE = 1"}, "import m_plain, wave, colorsys", before=breaks_off
+    )
+    assert (imported, left_out) == (["m_plain", "wave"], {})
+
+
+def test_nobody_waits_for_a_trial_that_is_broken_off(tmp_path: Path) -> None:
+    """A sweep ends it, and ranks wait for the end of the sweep. Later the same is tried again."""
+    breaks_off = """
+for _turn in range(3):  # see what there is, begin, try
+    mine.turn()
+assert mine.trial is not None
+mine.stop()
+assert (mine.trial, mine.n_trials) == (None, 1)
+mine.reaped(os.waitpid(-1, 0)[0])
+assert mine.n_trials == 0
 """
     imported, left_out, _values, _added = learned(
         tmp_path, {"m_plain": "VALUE = 1"}, "import m_plain, wave, colorsys", before=breaks_off
@@ -175,14 +195,35 @@ def test_a_heal_keeps_what_the_ranks_that_continue_have_recorded() -> None:
     """Otherwise the zygote would import what only the new rank imports."""
     mine = Learner(lambda: None, lambda _report: None)
     for local_rank in (0, 1):
-        mine.record_rank(local_rank, ["RANK"])
+        mine.record_rank(local_rank, {"RANK": str(local_rank)})
     kept = mine._shared[1]
     mine.rank_ended(0)
     assert mine.wait_s() is None  # nothing is learned from a part of the world
-    mine.record_rank(0, ["RANK"])
+    mine.record_rank(0, {"RANK": "0"})
     assert mine.wait_s() is not None
     assert sorted(mine._shared) == [0, 1]
     assert mine._shared[1] is kept
+
+
+def test_learning_waits_less_for_ranks_that_have_finished_a_step(tmp_path: Path) -> None:
+    """Then they have imported what a step needs, and a failure would repeat the imports."""
+    mine = Learner(lambda: None, lambda _report: None)
+    pages = []
+    for local_rank in (0, 1):
+        path = tmp_path / f"page-{local_rank}"
+        path.write_bytes(page.header(0).ljust(page.SIZE, b"\0"))
+        with path.open("r+b") as file:
+            pages.append(page_writer.Page(file.fileno()))
+        mine.record_rank(local_rank, {first_step.PAGE_VARIABLE: str(path)})
+    mine._quiet = mine._quiet._replace(since=mine._started_at + 1.25)
+    pages[0].step()
+    assert mine._quiet_s() == 3.0
+    pages[1].phase(page_writer.BACKWARD)
+    assert mine._quiet_s() == 3.0
+    pages[1].step()
+    assert mine._quiet_s() == pytest.approx(1.25)
+    mine.record_rank(0, {})  # no page
+    assert mine._quiet_s() == 3.0
 
 
 def test_each_rank_gets_its_own_seed(tmp_path: Path) -> None:
