@@ -31,6 +31,11 @@ _COMPILED_WITHIN_S = 20.0
 _MORE_S = 5.0  # than the agent waits for the checkpoint
 _LONGEST_WAIT_S = 500.0
 _NOTHING = "nothing was stopped"
+_NOT_RUNNING = {
+    Phase.FORMING: "waits for nodes",
+    Phase.SEALED: "is just starting its ranks",
+    Phase.STOPPING: "is just stopping its ranks, to restart or to end",
+}
 
 
 async def prepared(job: Job, request: Any, name: str, why: str) -> tuple[Any, ReloadOrdered]:
@@ -54,9 +59,7 @@ async def prepared(job: Job, request: Any, name: str, why: str) -> tuple[Any, Re
 def _check_phase(job: Job) -> None:
     phase = job.state.phase
     if phase is not Phase.RUNNING and phase is not Phase.ENDED:  # the order itself says how the job has ended
-        raise NotNow(
-            f"job {job.job_id!r} is {phase}: only a running job can be reloaded. Try again when it runs"
-        )
+        raise NotNow(f"job {job.job_id!r} {_NOT_RUNNING[phase]}. Try again when its ranks run")
 
 
 async def _sources(job: Job) -> list[SourcesSeen]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from job_story import Story, agent, running, spec
@@ -10,8 +13,11 @@ from job_story import Story, agent, running, spec
 from launcher import supervision
 from launcher.exchange import ChangeSources, OpenStore
 from launcher.supervised import Supervision
+from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.rounds.view import summary_of
+from rendezvous.service.calls import NotNow
+from rendezvous.service.reload_order import prepared
 from rendezvous.values.events import AgentStopped, Assigned, Persist, RankFailed, ReloadOrdered, Stop
 from rendezvous.values.state import Phase
 from rendezvous.values.types import (
@@ -218,3 +224,17 @@ def test_an_agent_that_joins_later_is_told_which_files_run() -> None:
 
 def _orders(actions: tuple[object, ...]) -> list[object]:
     return [each for each in actions if isinstance(each, ChangeSources | OpenStore)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (Phase.FORMING, "job 'j' waits for nodes. Try again when its ranks run"),
+        (Phase.SEALED, "job 'j' is just starting its ranks"),
+        (Phase.STOPPING, "job 'j' is just stopping its ranks"),
+    ],
+)
+def test_a_job_that_does_not_run_is_not_reloaded(phase: Phase, words: str) -> None:
+    job: Any = SimpleNamespace(job_id="j", state=SimpleNamespace(phase=phase))
+    with pytest.raises(NotNow, match=words):
+        asyncio.run(prepared(job, pb.ReloadJobRequest(job_id="j"), "somebody", ""))
