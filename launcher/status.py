@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.health import step_rate
 from launcher.output.lines import can_redraw
 from launcher.supervised import Phase
+from rendezvous.values.counted import counted
 from rendezvous.values.events import Assigned, Waiting
 
 if TYPE_CHECKING:
@@ -108,17 +109,17 @@ def next_message_s(waited_s: float) -> float:
 def _running_text(state: Supervision, starting: bool) -> str:
     assignment = state.assignment
     assert assignment is not None
-    heals = f" | healed {assignment.heals} times" if assignment.heals else ""
+    heals = f" | healed {counted(assignment.heals, 'time')}" if assignment.heals else ""
     restarted = assignment.restart_count - assignment.heals
     restarts = f"restarts {restarted} of {assignment.max_restarts}{heals}"
     if state.phase is Phase.JOINING and state.parked:
-        doing = f"healing, {len(state.parked)} ranks paused"
+        doing = f"healing, {counted(len(state.parked), 'rank')} paused"
     elif starting or state.phase is Phase.JOINING:
         doing = "starting"
     elif state.in_place:
         doing = f"healing, {len(state.parked)} of {len(state.live)} ranks paused"
     elif state.phase is Phase.STOPPING:
-        doing = f"stopping, {len(state.live)} ranks still running"
+        doing = f"stopping, {counted(len(state.live), 'rank')} still running"
     else:
-        doing = f"{len(state.live)} of {assignment.nproc} ranks running"
+        doing = f"{len(state.live)} of {counted(assignment.nproc, 'rank')} running"
     return f"{doing} | generation {assignment.generation} | {restarts}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.values.counted import counted
 from rendezvous.values.events import Ended, Notice, Stop
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES
@@ -48,8 +49,9 @@ def of_step(event: AgentEvent, state: Supervision, started: bool) -> JobEvent | 
     """
     mine = state.assignment
     if started and mine is not None and mine.node_rank == 0 and mine.restart_count == 0:
-        nodes = f"{mine.n_nodes} node{'s' if mine.n_nodes > 1 else ''}"
-        return JobEvent(EventKind.STARTED, f"{mine.world_size} ranks start on {nodes}", {})
+        start = "starts" if mine.world_size == 1 else "start"
+        text = f"{counted(mine.world_size, 'rank')} {start} on {counted(mine.n_nodes, 'node')}"
+        return JobEvent(EventKind.STARTED, text, {})
     match event:
         case Stop(_, decision) if _reports(state, decision.cause) and decision.kind is not DecisionKind.FAIL:
             details = {"decision": decision.title, "cause": _cause(decision.cause)}

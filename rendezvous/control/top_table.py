@@ -9,6 +9,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rendezvous.values.counted import counted
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
 
@@ -167,8 +168,10 @@ def summary(rows: Sequence[Row], head: Head) -> list[str]:
     """The lines above the table: the job, and its speed."""
     alive = [row.seen for row in rows if row.seen.alive]
     times = sorted(seen.mean_step_s for seen in alive if seen.mean_step_s > 0)
-    where = f"{_count(len(rows), 'rank')} on {_count(head.nodes or len({row.node for row in rows}), 'node')}"
-    restarts = _count(head.restarts, "restart")
+    where = (
+        f"{counted(len(rows), 'rank')} on {counted(head.nodes or len({row.node for row in rows}), 'node')}"
+    )
+    restarts = counted(head.restarts, "restart")
     lines = [f"{head.phase}, generation {head.generation}, {where}, {restarts}, job {head.job}"]
     if times:
         steps = [seen.step for seen in alive if seen.known]
@@ -181,10 +184,6 @@ def summary(rows: Sequence[Row], head: Head) -> list[str]:
             words.append(f"communication {percent(median(shares))}")
         lines.append(", ".join(words))
     return lines + list(head.problems)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 # --- texts of cells --------------------------------------------------------------------------------------

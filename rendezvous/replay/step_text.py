@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from rendezvous.replay.records import Machine  # noqa: TC001
+from rendezvous.values.counted import counted
 from rendezvous.values.events import (
     Accused,
     Assigned,
@@ -83,7 +84,7 @@ def _decision(message: Any) -> tuple[str, str] | None:
         case Stop(generation, decision):
             return f"stop generation {generation}: {decision.title}", decision.reason
         case Assigned(assignment):
-            size = f"{assignment.n_nodes} nodes, {assignment.world_size} ranks"
+            size = f"{counted(assignment.n_nodes, 'node')}, {counted(assignment.world_size, 'rank')}"
             return f"form generation {assignment.generation}: {size}", ""
         case Ended(outcome):
             how = "has succeeded" if outcome.succeeded else f"has failed, exit code {outcome.exit_code}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import as_fast_again, in_words
 from rendezvous.rounds.policy import outcome_text
+from rendezvous.values.counted import counted
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -67,7 +68,9 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
         yield Line("stopped", "all ranks that had to end have ended")
     if after.generation != before.generation and after.world is not None:
         ranks, nodes = after.world.size, world_nodes(after)
-        yield Line("sealed", f"generation {after.generation}: {ranks} ranks on {nodes} nodes")
+        yield Line(
+            "sealed", f"generation {after.generation}: {counted(ranks, 'rank')} on {counted(nodes, 'node')}"
+        )
     if after.phase is not before.phase:
         yield from _phase(after)
     if after.refusal != before.refusal:
@@ -81,7 +84,7 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
 def _membership(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
     match event:
         case AgentJoined(agent) if agent.node in after.members and not _same(before, after, agent.node):
-            yield Line("joined", f"{agent.node} joined ({len(after.members)} nodes have joined)", agent.node)
+            yield Line("joined", f"{agent.node} joined ({_have_joined(len(after.members))})", agent.node)
         case AgentLeft(agent, reason) if agent.node not in after.members and agent.node in before.members:
             yield Line("left", f"{agent.node} left: {reason}", agent.node)
         case AgentLost(agent, reason) if agent.node not in after.members and agent.node in before.members:
@@ -90,6 +93,10 @@ def _membership(event: Event | None, before: JobState, after: JobState) -> Itera
             for node in before.members:
                 if node not in after.members:
                     yield Line("lost", _loss_text(node, after), node)
+
+
+def _have_joined(nodes: int) -> str:
+    return f"{counted(nodes, 'node')} {'has' if nodes == 1 else 'have'} joined"
 
 
 def _loss_text(node: str, after: JobState) -> str:
@@ -143,7 +150,7 @@ def _phase(after: JobState) -> Iterator[Line]:
         case Phase.RUNNING:
             yield Line("running", "the TCPStore is open; the ranks start")
         case Phase.STOPPING:
-            yield Line("stopping", f"stop order sent to {len(after.pending)} nodes")
+            yield Line("stopping", f"stop order sent to {counted(len(after.pending), 'node')}")
         case Phase.ENDED:
             assert after.outcome is not None
             yield Line("ended", outcome_text(after.outcome))

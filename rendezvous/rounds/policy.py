@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing, reloading, standstill
 from rendezvous.values.cause_text import described
+from rendezvous.values.counted import counted
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
 from rendezvous.values.types import (
@@ -306,7 +307,7 @@ def plan_restart(state: JobState, without: str | None = None, *, in_place: bool 
     if missing == 0:
         return Plan(DecisionKind.RESTART, 0, f"{restarting} with the same nodes", in_place)
     if spare >= missing:
-        words = f"{restarting} with {_count(missing, 'spare node')}"
+        words = f"{restarting} with {counted(missing, 'spare node')}"
         return Plan(DecisionKind.RESTART_WITH_SPARE, missing, words, in_place)
     if stay + spare >= state.min_nodes:
         wait_s = state.spec.shrink_after_s if state.spec is not None else 0.0
@@ -315,7 +316,7 @@ def plan_restart(state: JobState, without: str | None = None, *, in_place: bool 
         return Plan(DecisionKind.SHRINK, stay + spare, words, in_place)
     lacking = state.min_nodes - stay - spare
     paused = "; the other ranks are paused" if in_place else ""
-    words = f"waiting for {_count(lacking, 'replacement node')}{paused}"
+    words = f"waiting for {counted(lacking, 'replacement node')}{paused}"
     return Plan(DecisionKind.WAIT, lacking, words, in_place)
 
 
@@ -330,10 +331,6 @@ def _restarted_nodes(state: JobState, without: str | None) -> int:
         if member and member.node_rank is None and node not in state.excluded and node != without:
             count += 1
     return count
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def growth(state: JobState) -> int:

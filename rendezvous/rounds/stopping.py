@@ -25,6 +25,7 @@ from rendezvous.rounds.policy import (
 )
 from rendezvous.rounds.reading import Result, by_arrival, spec_of, world_of
 from rendezvous.rounds.sealing import choose, gather, seal, target_nodes, waiting
+from rendezvous.values.counted import counted
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.state import FAILURES_KEPT, JobState, Member, Phase, Timers
@@ -282,7 +283,9 @@ def _regroup(state: JobState, now: float) -> Result:
         until = now + enough
         state = replace(state, timers=replace(state.timers, settle_at=until, settle_bound_at=until))
     elif decision.kind is not DecisionKind.WAIT:
-        reason = f"{len(here)} nodes are left, and at least {state.min_nodes} are needed; waiting for a replacement"
+        are = "is" if len(here) == 1 else "are"
+        left = f"{counted(len(here), 'node')} {are} left"
+        reason = f"{left}, and at least {state.min_nodes} are needed; waiting for a replacement"
         decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
         state = replace(noted(state, decision), decision=decision)
     return state, (Persist(), *(Tell(m.agent, waiting(state, m)) for m in by_arrival(state)))

@@ -151,7 +151,7 @@ def test_a_life_in_lines() -> None:
         *("joined", "sealed", "running", "decision", "stopping", "stopped", "sealed", "joined", "excluded"),
         *("decision", "stopping", "stopped", "ended"),
     ]
-    assert ("sealed", "generation 1: 2 ranks on 1 nodes") in found
+    assert ("sealed", "generation 1: 2 ranks on 1 node") in found
     assert ("decision", "fail: aborted by an operator: enough") in found
     view = view_of("job", state, 9.0)
     assert view.summary.reason == "aborted by an operator: enough"
