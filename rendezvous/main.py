@@ -226,11 +226,13 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
         resume_grace_s=settled["resume_grace"],
         reflection=settled["reflection"],
         limits=Limits(jobs=int(settled["max_jobs"]), agents=int(settled["max_agents"])),
-        journals=_journals(settled["journal_dir"], int(settled["journal_limit"])),
+        journals=_journals(
+            settled["journal_dir"], int(settled["journal_limit"]), int(settled["journal_space"])
+        ),
     )
 
 
-def _journals(folder: str, limit_mib: int) -> Any:
+def _journals(folder: str, limit_mib: int, space_mib: int) -> Any:
     from rendezvous.replay.journal import Journals
     from rendezvous.service.settings import SettingsUnusable
 
@@ -243,7 +245,7 @@ def _journals(folder: str, limit_mib: int) -> Any:
             f"--journal-dir {folder}: cannot create the folder: {error.strerror}. Use another folder",
             code=Code.FOLDER_UNUSABLE,
         ) from None
-    return Journals(os.path.abspath(folder), limit_mib << 20, _log.warning)
+    return Journals(os.path.abspath(folder), limit_mib << 20, _log.warning, space_mib << 20)
 
 
 # --- token, key ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import zlib
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.replay.journal_folder import PREFIX, SUFFIX, JournalFolder
 from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from rendezvous.replay.records import Machine, Scribe
     from rendezvous.values.types import AgentId
 
-SUFFIX = ".ddpj"
 LIMIT = 8 << 20  # bytes of a file
 _PAUSE_S = 1.0
 _MOST_WAITING = 100_000  # values
@@ -44,10 +44,14 @@ _END = None
 
 
 class Journals:
-    """The journals of this process, in one folder. `complain` is called in the thread."""
+    """The journals of this process, in one folder. `complain` is called in the thread.
 
-    def __init__(self, folder: str, limit: int, complain: Callable[[str], None]) -> None:
+    `limit`: bytes of a file. `space`: of all journals of services in the folder; 0: unlimited.
+    """
+
+    def __init__(self, folder: str, limit: int, complain: Callable[[str], None], space: int = 0) -> None:
         self.folder, self.limit = folder, limit
+        self.room = JournalFolder(folder, space)
         self._complain = complain
         self._queue: SimpleQueue[tuple[Journal, Callable[[_File], None] | None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -122,7 +126,7 @@ def _safe(name: str) -> str:
 
 
 def name_of(job_id: str) -> str:
-    return f"journal_service_{job_id}"
+    return f"{PREFIX}{job_id}"
 
 
 def journal_of(journals: Journals, job_id: str) -> Journal:
@@ -207,24 +211,36 @@ class Journal:
         try:
             yield
         except OSError as error:
-            self.fail(f"{error.filename or self._name}: {error.strerror}")
+            self._give_up(f"{error.filename or self._name}: {error.strerror}")
         except Exception as error:
-            self.fail(f"internal error: {error!r}")
+            self._give_up(f"internal error: {error!r}")
+
+    def _give_up(self, why: str) -> None:
+        self.fail(why)
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
 
 
 class _File:
     def __init__(self, journals: Journals, name: str, machine: Machine, key: bytes) -> None:
         from rendezvous.replay.hiding import Hiding
 
-        self._machine, self._limit = machine, journals.limit
+        self._machine, self._limit, self._room = machine, journals.limit, journals.room
         self._hide = Hiding(key)
+        self._room.takes(0)
         self._base, fd = _create(os.path.join(journals.folder, name))
-        self._begin(fd)
+        try:
+            self._begin(fd)
+        except OSError:
+            self.abandon()
+            raise
 
     def _begin(self, fd: int) -> None:
         from rendezvous.replay.records import MAGIC, Scribe
 
         self._file = open(fd, "wb", buffering=0)
+        self._room.opens(self._path)
         self._packer = zlib.compressobj(_LEVEL)
         self._file.write(MAGIC)
         self._size, self._unflushed = len(MAGIC), 0
@@ -242,9 +258,8 @@ class _File:
 
     def _turn_over(self, state: Any, now: float) -> None:
         self.close()
-        path = self._base + SUFFIX
-        os.replace(path, f"{self._base}.1{SUFFIX}")
-        self._begin(_new(path))
+        os.replace(self._path, f"{self._base}.1{SUFFIX}")
+        self._begin(_new(self._path))
         self.start(state, now)
 
     def _add(self, line: bytes) -> None:
@@ -259,9 +274,19 @@ class _File:
 
     def close(self) -> None:
         self._save(self._packer.flush(zlib.Z_FINISH))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Write nothing more. What is in the file is readable."""
         self._file.close()
+        self._room.closes(self._path)
+
+    @property
+    def _path(self) -> str:
+        return self._base + SUFFIX
 
     def _save(self, data: bytes) -> None:
+        self._room.takes(len(data))
         self._size += len(data)
         while data:
             data = data[self._file.write(data) or 0 :]

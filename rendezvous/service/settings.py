@@ -110,6 +110,13 @@ SETTINGS = (
         metavar="MIB",
     ),
     Setting(
+        "journal_space",
+        "count",
+        1024,
+        "size in MiB of all journals together: those that were not written for the longest time are removed",
+        metavar="MIB",
+    ),
+    Setting(
         "resume_grace",
         "number",
         1.0,
@@ -273,6 +280,12 @@ def _check(settled: Mapping[str, Any]) -> None:
     _check_advertised(settled)
     _check_exposure(settled)
     _check_page(settled)
+    needed = 2 * settled["journal_limit"]
+    if settled["journal_dir"] and settled["journal_space"] < needed:
+        raise SettingsUnusable(
+            f"--journal-space {settled['journal_space']:g} has no room for one journal, which has two files of "
+            f"{settled['journal_limit']:g} MiB (--journal-limit): use {needed:g} or more"
+        )
 
 
 def _check_number(setting: Setting, value: float) -> None:

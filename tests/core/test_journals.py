@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +13,11 @@ import pytest
 from job_story import Story, agent, spec
 
 from rendezvous.control import ctl
-from rendezvous.replay import journal, service_machine
+from rendezvous.replay import journal, journal_folder, service_machine
 from rendezvous.replay.changes import BadChange, parse
 from rendezvous.replay.journal import Journal, Journals, journal_of
 from rendezvous.replay.journal_file import JournalFile
+from rendezvous.replay.journal_folder import JournalFolder
 from rendezvous.replay.records import MAGIC
 from rendezvous.rounds.admission import renew_leases
 from rendezvous.rounds.resume import resume
@@ -191,6 +194,62 @@ def test_a_full_disk_ends_the_journal_with_one_warning(tmp_path: Path) -> None:
     kept.journals.close()
     (warning,) = kept.warnings
     assert "ends here" in warning
+
+
+# --- the size of a folder ------------------------------------------------------------------------------
+
+
+def aged(path: Path, size: int, seconds_ago: float) -> Path:
+    path.write_bytes(bytes(size))
+    at = time.time() - seconds_ago
+    os.utime(path, (at, at))
+    return path
+
+
+def test_the_oldest_journals_make_room(tmp_path: Path) -> None:
+    """Of jobs that another replica has removed, say. Other files stay, whatever their age."""
+    old = aged(tmp_path / "journal_service_old.ddpj", 600, 300.0)
+    new = aged(tmp_path / "journal_service_new.1.ddpj", 600, 100.0)
+    other = aged(tmp_path / "jobs.db", 6000, 900.0)
+    room = JournalFolder(str(tmp_path), 1000)
+    room.takes(0)
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+
+
+def test_a_journal_that_is_written_stays(tmp_path: Path) -> None:
+    written = aged(tmp_path / "journal_service_a.ddpj", 900, 300.0)
+    ended = aged(tmp_path / "journal_service_b.ddpj", 900, 100.0)
+    room = JournalFolder(str(tmp_path), 1000)
+    room.opens(str(written))
+    room.takes(0)
+    assert (written.exists(), ended.exists()) == (True, False)
+    aged(written, 1001, 0.0)
+    with pytest.raises(OSError, match="--journal-space"):
+        room.takes(1 << 20)
+    with pytest.raises(OSError, match="--journal-space"):
+        room.takes(1)  # there is no room until a journal has ended
+    room.closes(str(written))
+    room.takes(1)
+    assert not written.exists()
+
+
+def test_running_jobs_that_need_too_much_lose_their_journals_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_folder, "_LOOK_AGAIN", 1)
+    warnings: list[str] = []
+    journals = Journals(str(tmp_path), 1 << 20, warnings.append, space=1)
+    stories = [RecordedStory(spec(2), journal_of(journals, name)) for name in ("one", "two")]
+    for story in stories:
+        story.joins("a", "b").runs()
+        story.fails("b", 3).stop("a", "b").runs().finish("a", "b")
+    journals.close()
+    assert [story.state.phase.value for story in stories] == ["ended", "ended"]
+    assert len(warnings) == 2
+    for warning in warnings:
+        assert "--journal-space" in warning
+        assert "The job continues without it" in warning
+    assert len(list(tmp_path.iterdir())) == 1  # that of the first one made room for the second
 
 
 # --- what if -----------------------------------------------------------------------------------------

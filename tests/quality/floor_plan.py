@@ -133,7 +133,7 @@ SHELL = {
             "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs reload replay service "
             "stacks top why",
         ),
-        *within("replay", "journal journal_file"),
+        *within("replay", "journal journal_file journal_folder"),
         *within(
             "service",
             "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines "

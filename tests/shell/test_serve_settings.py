@@ -54,6 +54,12 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
         (["--max-jobs", "inf"], {}, "", "invalid --max-jobs inf"),
         (["--max-agents", "0"], {}, "", "invalid --max-agents 0"),
         ([], {"DDP_RENDEZVOUS_MAX_JOBS": "1.5"}, "", "invalid --max-jobs 1.5"),
+        (
+            ["--journal-dir", "j", "--journal-space", "15"],
+            {},
+            "",
+            "--journal-space 15 has no room for one journal",
+        ),
         (["--listen", "127.0.0.1:²"], {}, "", "invalid address"),
         (["--listen", "http://127.0.0.1:1"], {}, "", "invalid address"),
         (["--store", "etcd://me:s3cret@a/b"], {}, "", "--store contains a password"),

@@ -44,7 +44,7 @@
 
 {{- define "checks.extraEnv" -}}
 {{- $fixed := list "POD_NAME" "POD_NAMESPACE" "DDP_RENDEZVOUS_LISTEN" "DDP_RENDEZVOUS_ADVERTISE" "DDP_RENDEZVOUS_HTTP" "DDP_RENDEZVOUS_LOG_FORMAT" }}
-{{- $from := dict "STORE" "store" "INSECURE" "insecure" "TLS_CERT" "tls" "TLS_KEY" "tls" "CLIENT_CA" "tls" "TOKEN_KEYS" "tokens" }}
+{{- $from := dict "STORE" "store" "INSECURE" "insecure" "TLS_CERT" "tls" "TLS_KEY" "tls" "CLIENT_CA" "tls" "TOKEN_KEYS" "tokens" "JOURNAL_DIR" "journals" "JOURNAL_SPACE" "journals" }}
 {{- range .Values.extraEnv }}
   {{- if has .name $fixed }}
     {{- fail (printf "extraEnv: %s is set by the chart, and services and probes depend on it. Remove it." .name) }}

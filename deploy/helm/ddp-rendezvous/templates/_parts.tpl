@@ -51,6 +51,19 @@ memory
 {{- end }}
 {{- end }}
 
+{{- define "journals" -}}
+{{- if and .Values.journals.enabled (ne .Values.store.kind "memory") }}yes{{ end }}
+{{- end }}
+
+{{- /* The name of the volume of each replica, if it has one. */}}
+{{- define "volume" -}}
+{{- if eq .Values.store.kind "file" -}}
+state
+{{- else if include "journals" . -}}
+journals
+{{- end }}
+{{- end }}
+
 {{- define "tls.own" -}}
 {{- if and .Values.tls.enabled (not .Values.tls.secret) }}yes{{ end }}
 {{- end }}
