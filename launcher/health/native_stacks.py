@@ -7,8 +7,9 @@ only when somebody asks for it. A hang inquiry has a shorter limit (`launcher.he
 from __future__ import annotations
 
 import asyncio
-import shutil
 from contextlib import suppress
+
+from launcher.health.stack_tools import find
 
 _BUDGET_S = 25.0  # gdb reads the symbols of torch
 _LARGEST = 160 * 1024
@@ -32,8 +33,8 @@ _TOOLS = (
     ),
 )
 _NONE = (
-    "no native frames: this node has no tool that reads them. Install one of py-spy (`pip install py-spy`), "
-    "elfutils (eu-stack) or gdb on it"
+    "no native frames: this node has no tool that reads them. Install one of py-spy "
+    '(`pip install "ddp-launch[stacks]"`), elfutils (eu-stack) or gdb on it'
 )
 
 
@@ -41,7 +42,7 @@ async def native_stacks(pid: int) -> str:
     """The frames as the first tool that succeeds prints them, or why there are none."""
     problems = []
     for name, words in _TOOLS:
-        path = shutil.which(name)
+        path = find(name)
         if path is None:
             continue
         text, problem = await _run(path, [word.format(pid=pid) for word in words])

@@ -1,21 +1,22 @@
 """Collects the Python stacks of a rank and the kernel state of its threads, within two seconds.
 
-The rank's own interpreter comes first (launcher/template/stacks.py), then py-spy or eu-stack if one is installed. A
-process that is stopped, or in uninterruptible sleep, cannot respond, and the report says so. All of this runs in a
-thread with a time limit, because reading /proc of a hanging process can also block.
+The rank's own interpreter comes first (launcher/template/stacks.py). If it does not answer, py-spy does, if it is
+installed; eu-stack, if it is installed, adds the frames of native code. A process that is stopped, or in
+uninterruptible sleep, cannot respond, and the report says so. All of this runs in a thread with a time limit, because
+reading /proc of a hanging process can also block.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from launcher.health.stack_text import main_thread_first
+from launcher.health.stack_tools import find
 from launcher.template import tree
 from launcher.template.process_stat import process_stat
 from launcher.template.stacks import MEMORY, SIGNAL
@@ -30,7 +31,12 @@ _TOOL_S = 1.3
 _CHILDREN = 6
 _THREADS = 12
 _LARGEST = 256 * 1024
-_TOOLS = (("py-spy", ("dump", "--pid")), ("eu-stack", ("-n", "48", "-p")))
+_NOT_ANSWERED = (
+    'no Python stack: the process does not respond; `pip install "ddp-launch[stacks]"` installs py-spy, which reads '
+    "stacks from outside"
+)
+_FOR_SILENCE = ("py-spy", ("dump", "--pid"))
+_FOR_NATIVE_CODE = ("eu-stack", ("-n", "48", "-p"))
 
 
 async def stacks_of(pid: int, budget_s: float = BUDGET_S) -> str:
@@ -43,9 +49,10 @@ async def stacks_of(pid: int, budget_s: float = BUDGET_S) -> str:
 
 def look_at(pid: int) -> str:
     children = tree.descendants(pid)[:_CHILDREN]
-    tool = _start_tool(pid)
-    parts = [_of_process(pid, "")]
-    parts += [_of_process(child, f"child {child} ({_read(child, 'comm') or 'ended'})") for child in children]
+    own = _python(pid)
+    tool = _start_tool(pid, is_silent=not own)
+    parts = [own or _NOT_ANSWERED]
+    parts += [_of_child(child, f"child {child} ({_read(child, 'comm') or 'ended'})") for child in children]
     parts += [_kernel(pid), _outcome(tool)]
     return "\n\n".join(part for part in parts if part)
 
@@ -53,16 +60,9 @@ def look_at(pid: int) -> str:
 # --- Python ----------------------------------------------------------------------------------------------
 
 
-def _of_process(pid: int, title: str) -> str:
+def _of_child(pid: int, title: str) -> str:
     said = _python(pid)
-    if not said and title:
-        return ""  # a child without the handler of the launcher
-    return (
-        f"{title}:\n{said}"
-        if title
-        else said
-        or ("no Python stack: the process does not respond; install py-spy to read stacks from outside")
-    )
+    return f"{title}:\n{said}" if said else ""  # "": it is without the handler of the launcher
 
 
 def _python(pid: int) -> str:
@@ -149,8 +149,8 @@ def _lines(pid: int, name: str) -> list[str]:
     return _read(pid, name).splitlines()
 
 
-def _start_tool(pid: int) -> subprocess.Popen[str] | None:
-    for name, words in _installed():
+def _start_tool(pid: int, *, is_silent: bool) -> subprocess.Popen[str] | None:
+    for name, words in _installed(is_silent):
         with suppress(OSError):
             quiet = subprocess.DEVNULL
             return subprocess.Popen(
@@ -159,9 +159,9 @@ def _start_tool(pid: int) -> subprocess.Popen[str] | None:
     return None
 
 
-def _installed() -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, words in _TOOLS:
-        if (path := shutil.which(name)) is not None:
+def _installed(is_silent: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, words in (_FOR_SILENCE, _FOR_NATIVE_CODE) if is_silent else (_FOR_NATIVE_CODE,):
+        if (path := find(name)) is not None:
             yield path, words
 
 

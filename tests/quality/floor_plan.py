@@ -96,7 +96,7 @@ SHELL = {
         *within(
             "health",
             "communication dumps freezer gpus guards keyboard_wait native_stacks node_watch pages rank_timers ras "
-            "sampler stacks stop_watch time_watch watch",
+            "sampler stack_tools stacks stop_watch time_watch watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),

@@ -15,7 +15,7 @@ from launcher.notify.otlp import Endpoint, Exporter
 from launcher.notify.traces import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from launched import Launch
@@ -27,6 +27,7 @@ class Collector(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receives)
         self.got: list[tuple[str, Any]] = []
+        self.decode: Callable[[bytes], Any] = json.loads
         self.answers = [200]
         self.thread = threading.Thread(target=self.serve_forever)
         self.thread.start()
@@ -50,7 +51,7 @@ class Receives(http.server.BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.server.decode(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.got.append((self.path, body))
         answers = self.server.answers
         self.send_response(answers.pop(0) if len(answers) > 1 else answers[0])
