@@ -24,6 +24,9 @@ OF_THE_TERMINAL = frozenset(
     "SSH_CLIENT SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SSH_AGENT_PID XDG_SESSION_ID KONSOLE_DBUS_SESSION "
     "VTE_VERSION KITTY_WINDOW_ID WEZTERM_PANE VSCODE_IPC_HOOK_CLI VSCODE_GIT_IPC_HANDLE".split()
 )
+# Of one call of `ddp.launch`: read by its command and by the program of its ranks, after the import.
+OF_A_CALL = frozenset(("DDP_CALL_FOLDER", "DDP_ENDING_FILE"))
+_NOT_IN_THE_KEY = OF_THE_TERMINAL | OF_A_CALL
 _OPTIONS = ("DDP_LAUNCH_", "PET_")  # options of the command, which has read them
 
 
@@ -32,7 +35,7 @@ def of_variables(environ: Mapping[str, str]) -> Key:
     return {
         _VARIABLE + name: digest(f"{name}={value}")
         for name, value in environ.items()
-        if name not in OF_THE_TERMINAL and not name.startswith(_OPTIONS)
+        if name not in _NOT_IN_THE_KEY and not name.startswith(_OPTIONS)
     }
 
 

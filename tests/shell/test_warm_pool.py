@@ -134,6 +134,43 @@ def test_the_second_command_starts_from_the_template_of_the_first(user: User) ->
     assert "started cold: there is no template yet" in user.status()
 
 
+CALLS = """
+import os, sys, ddp
+
+def edited(number):
+    return number, os.environ["RANK"], "torch" in sys.modules
+
+print(*ddp.launch(edited, args=(int(sys.argv[1]),), nproc=2, progress="never"))
+"""
+
+
+def test_functions_of_ddp_launch_start_from_one_template(user: User) -> None:
+    """A call has a folder and a file of its own, which are variables of its ranks."""
+    user.warm("start")
+
+    def call(number: int, text: str = CALLS) -> str:
+        (user.folder / "calls.py").write_text(text)
+        words = [sys.executable, "calls.py", str(number)]
+        done = subprocess.run(
+            words, cwd=user.folder, env=user.env, capture_output=True, text=True, timeout=SOON_S
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def served() -> list[str]:
+        return [
+            line.split("MiB")[1].split()[0]
+            for line in user.status().splitlines()
+            if line.endswith("ddp.launching.rank") and "MiB" in line
+        ]
+
+    assert call(1) == "(1, '0', True) (1, '1', True)\n"
+    eventually(lambda: served() == ["0"], what="the template that the first call has left")
+    assert call(2) == "(2, '0', True) (2, '1', True)\n"
+    assert call(3, CALLS.replace("number, os", "number + 1, os")) == "(4, '0', True) (4, '1', True)\n"
+    assert served() == ["2"]
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "variable": ({"env": {"OMP_NUM_THREADS": "3"}}, "variable OMP_NUM_THREADS has another value"),
     "new variable": ({"env": {"NEW": "1"}}, "variable NEW is set"),
