@@ -24,7 +24,7 @@ import traceback
 from typing import TYPE_CHECKING, TypeVar
 
 from ddp.groups import reform
-from ddp.telemetry import guard
+from ddp.telemetry import guard, status_page
 from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
 
 if TYPE_CHECKING:
@@ -56,11 +56,22 @@ def run(attempt: Callable[[], T]) -> T:
                     raise
                 _release_frames(error)
             order = watcher.park()
+            _start_anew()
             os.environ.update(order.environment)
             watcher.go_on()
             is_first = False
     finally:
         watcher.heals(False)
+
+
+def _start_anew() -> None:
+    """On the status page: until the first part of the repeated step, this process starts as the new ranks do.
+
+    It waits for them most of that time, and repeats nothing.
+    """
+    page = status_page.page()
+    page.phase(status_page.STARTING)
+    page.phase(status_page.IDLE)
 
 
 def _is_paused_after(error: Exception, watcher: guard.Guard) -> bool:

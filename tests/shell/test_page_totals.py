@@ -242,6 +242,40 @@ def test_steps_that_a_paused_process_takes_again(pages: Pages, native: str) -> N
     assert 0.12 <= dict(over.repeated)[RankPhase.FORWARD] < 0.5
 
 
+def test_a_process_that_continues_starts_anew_until_its_next_step(pages: Pages) -> None:
+    """It waits for the ranks that were started for it. That is no repeated step, and no communication of one."""
+    program = """
+    from types import SimpleNamespace
+    from ddp.elastic import healing
+    from ddp.groups import reform
+    from ddp.telemetry import guard
+    order = SimpleNamespace(environment={})
+    ignored = lambda *_: None
+    watcher = SimpleNamespace(heals=ignored, go_on=ignored, will_pause=lambda s: True, park=lambda: order)
+    guard.start = lambda: watcher
+    reform.reform = lambda: spend(s.COMMUNICATE, 0.3)
+    attempts = []
+
+    def attempt():
+        attempts.append("")
+        if len(attempts) == 2:
+            page.repeats(1)
+        spend(s.FORWARD, 0.02)
+        page.mark(s.COMMUNICATE)
+        if len(attempts) == 1:
+            raise RuntimeError("Connection closed by peer")
+        page.mark(s.OPTIMIZER)
+        page.step()
+
+    healing.run(attempt)
+    """
+    view = after(pages, program)
+    times = dict(view.phase_times)
+    assert times[RankPhase.STARTING] >= 0.3
+    assert times[RankPhase.COMMUNICATE] < 0.3
+    assert not view.totals.repeats
+
+
 DDP = """
 import torch, torch.distributed as dist
 from ddp.telemetry import torch_marks
