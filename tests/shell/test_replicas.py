@@ -400,6 +400,17 @@ def both_nodes(launch: Launch, tmp_path: Path, endpoint: str) -> list[Launched]:
     return [launch(*where, "--max-restarts", "3", str(script), str(tmp_path)) for _ in range(2)]
 
 
+@contextlib.contextmanager
+def what_was_said(nodes: list[Launched], services: list[Service]) -> Iterator[None]:
+    """A failure is told with the lines of all who took part."""
+    try:
+        yield
+    except AssertionError as error:
+        said = (*(node.stderr() for node in nodes), *("".join(service.log) for service in services))
+        error.add_note("\n".join(("", *said)))
+        raise
+
+
 @pytest.mark.parametrize("kept", ["in a file", pytest.param("in memory", marks=pytest.mark.nightly)])
 def test_ranks_do_not_notice_that_the_service_died_and_came_back(
     launch: Launch, tmp_path: Path, kept: str
@@ -407,13 +418,15 @@ def test_ranks_do_not_notice_that_the_service_died_and_came_back(
     """One that had the job in memory only takes it up from what the agents say."""
     store = ("--store", f"file:{tmp_path}/jobs" if kept == "in a file" else "memory")
     endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
-    with serving(*store, listen=endpoint) as first:
-        nodes = both_nodes(launch, tmp_path, endpoint)
+    with contextlib.ExitStack() as told, serving(*store, listen=endpoint) as first:
+        nodes, services = both_nodes(launch, tmp_path, endpoint), [first]
+        told.enter_context(what_was_said(nodes, services))
         os.kill(Steps(tmp_path, 0).pids[1], signal.SIGKILL)
         steps = Steps(tmp_path, 1)
         first.end(signal.SIGKILL)
         steps.go_on()
         with serving(*store, listen=endpoint) as second:
+            services.append(second)
             steps.go_on()
             os.kill(steps.pids[1], signal.SIGKILL)
             again = Steps(tmp_path, 2)
