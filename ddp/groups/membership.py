@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore
 from ddp.groups.core_arguments import Reductions
 from ddp.groups.shared_work import FinishedWork, InFlight
 from ddp.groups.stores import never
+from ddp.telemetry import guard
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
@@ -254,7 +255,8 @@ def _is_handle(text: str, name: str) -> bool:
 
 
 def _fallbacks(store: Any, rank: int, size: int, timeout: timedelta) -> dict[str, Any]:
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+    with guard.creating_group():
+        gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
     found: dict[str, Any] = {"cpu": gloo}
     if torch.cuda.is_available() and dist.is_nccl_available():
         from torch.distributed import ProcessGroupNCCL

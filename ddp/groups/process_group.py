@@ -91,7 +91,7 @@ def init(
     chosen = _backend(backend, info, where)
     torch_marks.install()
     our_guard = guard.start()
-    with explaining("the initial rendezvous"):
+    with explaining("the initial rendezvous"), guard.creating_group():
         _make_group(chosen, info, where, _limit(timeout), by_mpi)
     our_guard.wake()
     _place, _asked = _make_place(info, where, chosen), asked

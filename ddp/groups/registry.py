@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import BackendConfig
 
 from ddp.groups import successors
 from ddp.groups.membership import Membership
-from ddp.telemetry import torch_api, torch_names
+from ddp.telemetry import guard, torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,18 +167,20 @@ def _register(known: Registered, store: Any) -> None:
 
 
 def _create(known: Registered, ranks: tuple[int, ...], rank: int, store: Any) -> Any:
-    made, _store = torch_api.get(torch_names.NEW_GROUP)(
-        len(ranks),
-        ranks.index(rank),
-        [] if known.is_default else list(ranks),
-        dist.Backend(known.backend),
-        store,
-        known.name,
-        timeout=known.timeout or dist.default_pg_timeout,
-        pg_tag=known.tag.removeprefix("user:") if known.tag.startswith("user:") else None,
-        device_id=known.device,
-        group_desc=known.description,
-    )
+    make = torch_api.get(torch_names.NEW_GROUP)
+    with guard.creating_group():
+        made, _store = make(
+            len(ranks),
+            ranks.index(rank),
+            [] if known.is_default else list(ranks),
+            dist.Backend(known.backend),
+            store,
+            known.name,
+            timeout=known.timeout or dist.default_pg_timeout,
+            pg_tag=known.tag.removeprefix("user:") if known.tag.startswith("user:") else None,
+            device_id=known.device,
+            group_desc=known.description,
+        )
     return made
 
 

@@ -71,6 +71,12 @@ def running() -> Guard | None:
     return found if found is not None and found.pid == os.getpid() else None
 
 
+def creating_group() -> contextlib.AbstractContextManager[None]:
+    """A group is created within: its sockets must be known before its peers are."""
+    found = running()
+    return contextlib.nullcontext() if found is None else found.peers.gloo.creating()
+
+
 def cannot_heal(reason: str) -> None:
     """Tell the launcher that this process cannot go on with survivors, or as one of them."""
     start().cannot_heal(reason)

@@ -16,7 +16,8 @@ the whole timeout of the group. With the direction for sending open, Gloo's thre
 the end of the stream, fails all its operations, and closes the socket. For the same reason a peer's sends must not fail
 meanwhile. So a duplicate keeps the connection open until the next generation.
 
-This is switched off in worlds of more than `MAX_RANKS` ranks, which would have to read too much from the store.
+In worlds of more than `MAX_RANKS` ranks this would read too much from the store, so peers are not known. Gloo's
+connections are shut down nevertheless: `gloo_sockets.py` knows them without their peers.
 """
 
 from __future__ import annotations
@@ -32,14 +33,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from . import torch_api
+from . import gloo_sockets, torch_api
 
 MAX_RANKS = 256
 _RETRY_AFTER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # other ranks may not have written theirs yet
 _SAME_FAILURE_S = 5.0  # a connection that closed at most this long before a failure belongs to it
 _GLOO_CLOSES_WITHIN_S = 0.25  # an idle machine needs 1 ms
 _LOOK_EVERY_S = 0.001
-_POLLED = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 _ADDRESS = re.compile(r"\[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+)\]?[:<](\d{1,5})")
 _KEY = "ddp/peers/"
 
@@ -150,13 +150,7 @@ def _is_open(one: Connection) -> bool:
 
 def _polled(ours: int) -> set[int]:
     """The descriptors that a thread of this process watches with epoll, as Gloo's does. NCCL and our core do not."""
-    found: set[int] = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if name != str(ours) and os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                with open(f"/proc/self/fdinfo/{name}") as file:
-                    found.update(map(int, _POLLED.findall(file.read())))
-    return found
+    return set[int]().union(*map(gloo_sockets.watched, gloo_sockets.epolls() - {ours}))
 
 
 class Peers:
@@ -168,6 +162,7 @@ class Peers:
         self._store_ends: list[Connection] = []
         self._held: list[socket.socket] = []  # duplicates of Gloo's sockets that were shut down
         self._cut: set[int] = set()  # by inode, in this generation
+        self.gloo = gloo_sockets.GlooSockets()
         self._hosts: dict[int, str] = {}
         self._closings: list[Closing] = []
         self._closed = select.epoll()
@@ -294,10 +289,15 @@ class Peers:
         with self._lock:
             ends = [one for one, _peer in self._known.values()] + self._store_ends
         known = {one.inode for one in ends}
-        # A thread may be forming the first groups: their store is not known to torch yet.
-        port = os.environ.get("MASTER_PORT", "")
-        forming = [one for one in connections() if port == one.there.split()[1] and one.inode not in known]
-        new = [one for one in ends + forming if one.inode not in self._cut]
+        # A thread may be forming the first groups: their store is not known to torch yet. And the ranks at the other
+        # ends of Gloo's connections may not be known yet, or never.
+        port, gloos = os.environ.get("MASTER_PORT", ""), self.gloo.now()
+        others = [
+            one
+            for one in connections()
+            if one.inode not in known and (port == one.there.split()[1] or one.fd in gloos)
+        ]
+        new = [one for one in ends + others if one.inode not in self._cut]
         n_cut, held = shut_down(new, self._closed.fileno()) if new else (0, [])
         with self._lock:
             self._cut.update(one.inode for one in new)
@@ -312,6 +312,7 @@ class Peers:
             self._closings.clear()
             self._store_ends = []
             self._cut.clear()
+            self.gloo.forget()
             held, self._held = self._held, []
         for end in held:
             end.close()

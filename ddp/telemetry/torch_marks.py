@@ -50,8 +50,21 @@ def install() -> None:
     if status_page.traces_collectives():
         torch_api.switch_recorder_on()
         collective_marks.install(page)
+        torch_api.patch(torch_names.NEW_GROUP, _with_guard)
         collective_marks.on_new_group(_wake_guard)
         collective_marks.on_failure(_explain)
+
+
+def _with_guard(make: Callable[..., Any]) -> Callable[..., Any]:
+    """It looks which sockets are Gloo's."""
+
+    @functools.wraps(make)
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        guard.start()
+        with guard.creating_group():
+            return make(*args, **kwargs)
+
+    return make_group
 
 
 def _wake_guard() -> None:

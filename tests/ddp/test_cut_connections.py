@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import select
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,8 +15,6 @@ import torch.distributed as dist
 from ddp.telemetry import peers
 
 if TYPE_CHECKING:
-    import socket
-
     from ranks import Ranks
 
 ROUNDS = 15  # before the repair, one rank in ten stayed in its collective
@@ -54,3 +55,44 @@ def is_released(rank: int, number: int) -> str:
 def test_a_collective_of_gloo_ends(three_ranks: Ranks) -> None:
     for number in range(ROUNDS):
         assert three_ranks(is_released, number) == [""] * 3
+
+
+def leaves_without_knowing_its_peers(rank: int) -> str:
+    """Only this group is cut: not the default one, and not what the script watches with an epoll of its own."""
+    os.environ.pop("MASTER_PORT", None)  # the store of these tests stays
+    known = peers.Peers()
+    with known.gloo.creating():
+        group = dist.new_group(backend="gloo")
+    dist.barrier()  # nobody is cut while it creates the group
+    left = threading.Event()
+
+    def reduce() -> None:
+        try:
+            while True:
+                dist.all_reduce(torch.zeros(128), group=group)
+        except RuntimeError:
+            left.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server, select.epoll() as mine:
+        with socket.create_connection(server.getsockname()) as here, server.accept()[0] as there:
+            mine.register(there)
+            threading.Thread(target=reduce, daemon=True).start()
+            known.shut_down_all()
+            has_left = left.wait(_WITHIN_S)
+            here.sendall(b"it works")
+            works = there.recv(100) == b"it works"
+    known.begin_again()
+    return f"rank {rank}: has left: {has_left}, other one works: {works}"
+
+
+def test_the_connections_of_gloo_are_known_before_its_peers_are(three_ranks: Ranks) -> None:
+    """Another failure may come at once. And in large worlds peers are never known."""
+    said = three_ranks(leaves_without_knowing_its_peers)
+    assert said == [f"rank {rank}: has left: True, other one works: True" for rank in range(3)]
+    assert three_ranks(is_there) == [3.0] * 3
+
+
+def is_there(_rank: int) -> float:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()

@@ -171,8 +171,8 @@ SHELL = {
         *within("sharding", "arguments sharded_buckets sharded_optimizer whole_state"),
         *within(
             "telemetry",
-            "blocked_thread capture collective_facts collective_marks comm_error comm_words ending guard page_writer "
-            "patience peers profiling release sections status_page step_profile torch_api torch_marks",
+            "blocked_thread capture collective_facts collective_marks comm_error comm_words ending gloo_sockets guard "
+            "page_writer patience peers profiling release sections status_page step_profile torch_api torch_marks",
         ),
     },
 }
