@@ -19,13 +19,17 @@ _CRASH_LOOP_FORM = ("TIMES/TIME, TIMES/step, both with a comma, or off", "3/1s,5
 
 
 def budget(value: str) -> RestartBudget:
-    form = ("N, or N/WINDOW", "5/1h")
+    return _budget(value, "restarts", "N, or N/WINDOW")
+
+
+def _budget(value: str, what: str, words: str) -> RestartBudget:
+    form = (words, "5/1h")
     limit_text, slash, window = value.partition("/")
     limit = parse_int(limit_text)
     if limit is None or limit > MAX_COUNT:
-        raise BadValue("not a number of restarts", *form)
+        raise BadValue(f"not a number of {what}", *form)
     if limit < 0:
-        raise BadValue("the number of restarts cannot be negative", *form)
+        raise BadValue(f"the number of {what} cannot be negative", *form)
     if not slash:
         return RestartBudget(limit)
     unit = window.strip()
@@ -40,10 +44,7 @@ def heals(value: str) -> RestartBudget:
     """Parse the budget of decisions in place: as `budget`, or `unlimited`."""
     if value.strip().lower() == "unlimited":
         return RestartBudget(UNLIMITED)
-    try:
-        return budget(value)
-    except BadValue as bad:
-        raise BadValue(bad.problem, "N, N/WINDOW, or unlimited", "5/1h") from None
+    return _budget(value, "heals", "N, N/WINDOW, or unlimited")
 
 
 def crash_loop(value: str) -> CrashLoop:

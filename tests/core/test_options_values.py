@@ -119,6 +119,13 @@ def test_a_wrong_text_is_told_apart(parse: Callable[[str], Any], text: str) -> N
     assert len(message) < 400
 
 
+@pytest.mark.parametrize("text", ["-1", "many", "3/1h/2"])
+def test_a_wrong_number_of_heals_is_not_called_one_of_restarts(text: str) -> None:
+    with pytest.raises(BadValue) as raised:
+        failure_values.heals(text)
+    assert "restarts" not in raised.value.problem
+
+
 @pytest.mark.parametrize(("parse", "text"), [(parse, texts[-1]) for parse, texts in BAD])
 def test_the_example_is_right_itself(parse: Callable[[str], Any], text: str) -> None:
     with pytest.raises(BadValue) as raised:
