@@ -3,7 +3,8 @@
 The times in a snapshot use the clock of the process that wrote it. After a resume, each timeout keeps the remaining
 time that it had in the snapshot. The service sends every member the current state, since the member may have missed it.
 Every member gets a new lease, since its heartbeats could not arrive in the meantime. This first lease is three times as
-long, because a disconnected agent tries to reconnect only every few seconds while its ranks run.
+long, because a disconnected agent tries to reconnect only every few seconds while its ranks run. In a large job it is
+longer still: the service accepts thousands of agents one after the other, and those that wait for it are not lost.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rendezvous.values.state import JobState
 
 _FIRST_LEASE = 3.0  # in leases
+_CROWD = 400  # members: more of them have a longer first lease ...
+_MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: agents have as much more patience (session_rules.py)
 
 
 def resume(state: JobState, now: float) -> Result:
@@ -36,7 +39,8 @@ def _with_own_clock(state: JobState, now: float) -> JobState:
     timers, renewed_at = replace(state.timers.shifted(by_s), examine_at=None), now
     if state.spec is not None and len(state.members) and state.outcome is None:
         timers = replace(timers, lease_check_at=now + state.spec.lease_s)
-        renewed_at = now + (_FIRST_LEASE - 1.0) * state.spec.lease_s
+        leases = _FIRST_LEASE * min(max(1.0, len(state.members) / _CROWD), _MAX_TIME_FACTOR)
+        renewed_at = now + (leases - 1.0) * state.spec.lease_s
     excluded = (
         (n, x if x.until is None else replace(x, until=x.until + by_s)) for n, x in state.excluded.items()
     )

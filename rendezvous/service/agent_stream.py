@@ -50,7 +50,7 @@ class AgentStream:
         busy: Callable[[], bool],
     ) -> None:
         self.agent = agent
-        self.has_left = False
+        self.has_left = self.was_redirected = False
         self._context, self._limits, self._busy = context, limits, busy
         self._alive, self._handle = alive, handle
         self._outbox: deque[bytes] = deque()
@@ -77,6 +77,7 @@ class AgentStream:
 
     def redirect(self, redirect: Redirect) -> None:
         """Send this as the last message. The stream ends with status OK once it is written."""
+        self.was_redirected = True
         self.put(to_agent_bytes(redirect))
         self.close()
 

@@ -108,6 +108,8 @@ class Job(OpenJob):
         member = self.state.members.get(agent.node)
         if stream.has_left or self.task.done() or member is None or member.agent != agent:
             return
+        if stream.was_redirected:
+            return  # by this replica. A crowd cannot come back within the grace, so the lease decides.
         self._absent[agent] = asyncio.get_running_loop().call_later(self._grace_s(), self._give_up, agent)
 
     def _grace_s(self) -> float:

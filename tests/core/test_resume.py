@@ -58,6 +58,14 @@ def test_an_agent_that_does_not_come_back_is_lost_after_three_leases() -> None:
     assert list(story.state.members) == ["a"]
 
 
+def test_agents_of_a_large_job_have_longer_to_come_back() -> None:
+    """A service accepts them one after the other. Those that still wait for it are not lost."""
+    nodes = [f"node{number}" for number in range(800)]
+    story = taken_over(running(spec(1, 800), *nodes), 100.0)
+    assert heard_from(story, "node0", until=123.5).state.phase is Phase.RUNNING
+    assert heard_from(story, "node0", until=124.0).state.phase is Phase.STOPPING
+
+
 def test_who_was_heard_after_a_take_over_has_an_ordinary_lease() -> None:
     story = heard_from(taken_over(running(spec(1, 2), "a", "b"), 100.0), "a", "b", until=102.0)
     assert heard_from(story, "a", until=104.5).state.phase is Phase.RUNNING
