@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FIRST_LEASE = 3.0  # in leases
 _CROWD = 400  # members: more of them have a longer first lease ...
-_MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: agents have as much more patience (session_rules.py)
+_MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor, as the patience of agents (session_rules.py)
 
 
 def resume(state: JobState, now: float) -> Result:
