@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import leaves
+from ddp.elastic import checksums, leaves
 from ddp.elastic.commits import CommitName
 from ddp.elastic.leaves import Leaf
 from ddp.telemetry.coded import Coded
@@ -284,5 +284,5 @@ def data_checksum(data: memoryview, before: int = 0) -> int:
     """Return the checksum of data. `before`: the checksum of the bytes in front of it."""
     result = before
     for piece in pieces(data):
-        result = zlib.crc32(piece, result)
+        result = checksums.crc32(piece, result)
     return result

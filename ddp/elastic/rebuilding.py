@@ -8,11 +8,10 @@ exclude it and plan again.
 from __future__ import annotations
 
 import logging
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp.elastic import combining, image, parity_file, recovery, scratch
+from ddp.elastic import checksums, combining, image, parity_file, recovery, scratch
 from ddp.elastic.peer_links import Reply
 
 if TYPE_CHECKING:
@@ -116,12 +115,12 @@ def _solve(chunk: Solved, into: memoryview, reader: _Reader) -> set[str]:
             except OSError as error:
                 log.warning("ddp.elastic: cannot read a chunk: %s", error)
                 return {source.chunk}
-            sums[number] = zlib.crc32(buffer[:n_bytes], sums[number])
+            sums[number] = checksums.crc32(buffer[:n_bytes], sums[number])
             buffer[n_bytes:] = bytes(piece - n_bytes)
         combining.combine([chunk.row], buffers, [output])
         wanted = max(0, min(piece, chunk.end - chunk.begin - at))
         into[chunk.begin + at : chunk.begin + at + wanted] = output[:wanted]
-        total = zlib.crc32(output[:wanted], total)
+        total = checksums.crc32(output[:wanted], total)
     pairs = zip(chunk.sources, sums, strict=True)
     damaged = {source.chunk for source, checksum in pairs if checksum != source.checksum}
     if not damaged and total != chunk.checksum:

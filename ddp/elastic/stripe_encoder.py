@@ -8,11 +8,10 @@ third of the time and sleeps in between: the training comes first.
 from __future__ import annotations
 
 import time
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddp.elastic import combining, erasure_code, parity_file, recovery
+from ddp.elastic import checksums, combining, erasure_code, parity_file, recovery
 from ddp.elastic.commits import CommitName
 from ddp.elastic.peer_links import PeerError
 from ddp.elastic.recovery import Protected, StripeFacts
@@ -124,7 +123,7 @@ class StripeEncoder:
         for chunk, peer, n_bytes in wanted:
             into = self._inputs[chunk][:n_bytes]
             peer.receive(into)
-            sums[chunk] = zlib.crc32(into, sums[chunk])
+            sums[chunk] = checksums.crc32(into, sums[chunk])
             lengths[chunk] = n_bytes
         for chunk, n_bytes in lengths.items():
             self._inputs[chunk][n_bytes:size] = bytes(size - n_bytes)
@@ -139,7 +138,7 @@ class StripeEncoder:
             words = {"do": "write", "number": number, "stripe": self.stripe.number, "row": row}
             holder.send(words | {"begin": begin, "n_chunks": self.k + self.m}, outputs[row])
         for row, output in enumerate(outputs):
-            sums[self.k + row] = zlib.crc32(output, sums[self.k + row])
+            sums[self.k + row] = checksums.crc32(output, sums[self.k + row])
         for _row, holder in others:
             holder.receive()
 
