@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp.elastic import bucket_plans, dcp_keys, leaves, own, shares
+from ddp.elastic import bucket_plans, copies, dcp_keys, leaves, own, shares
 from ddp.elastic.leaves import OWN, Leaf
 from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongType, WrongValue
@@ -138,7 +138,7 @@ class Contents:
         assembly = _Assembly(self._all_templates())
         for each in images:
             assembly.take(each)
-        self._load(assembly.tree())
+        self._load(assembly.tree(), assembly.home_of)
         return assembly.world_size
 
     def _all_templates(self) -> _Templates:
@@ -147,9 +147,9 @@ class Contents:
         }
         parameters = {f"objects.{name}.": parameters_of(each) for name, each in optimizers.items()}
         shared = {f"objects.{name}.": each for name, each in self._shared_out().items()}
-        return _Templates(self._templates(), parameters, shared)
+        return _Templates(self._templates(), parameters, shared, copies.homes(self.objects))
 
-    def _load(self, tree: dict[str, Any]) -> None:
+    def _load(self, tree: dict[str, Any], home_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         there, here = set(tree["objects"]), set(self.objects)
         if there != here:
             raise WrongValue(
@@ -163,14 +163,10 @@ class Contents:
                 shares.load(each, state)
                 continue
             # A module copies the tensors; other objects keep them, so they need a copy.
-            each.load_state_dict(state if isinstance(each, torch.nn.Module) else own_copy(state))
-        self.fields.update((name, value) for name, value in own_copy(tree["fields"]).items())
+            is_copied = isinstance(each, torch.nn.Module)
+            each.load_state_dict(state if is_copied else copies.owned(state, home_of))
+        self.fields.update((name, value) for name, value in copies.owned(tree["fields"]).items())
         bucket_plans.restore(self._wrapped, tree.get(_BUCKETS, {}))
-
-
-def own_copy(tree: Any) -> Any:
-    skeleton, tensors, _paths = leaves.disassemble(tree)
-    return leaves.assemble(skeleton, lambda number: tensors[number].clone())
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -196,6 +192,7 @@ class _Templates:
     modules: dict[str, torch.Tensor]
     parameters: dict[str, list[torch.Tensor]]  # of each optimizer, by the prefix of its paths
     shared_out: dict[str, shares.SharedOut]  # likewise
+    homes: dict[str, torch.Tensor]  # that optimizers have now, by path
 
     def of(self, leaf: Leaf) -> torch.Tensor | None:
         found = self.modules.get(leaf.path)
@@ -243,6 +240,11 @@ class _Assembly:
         self._templates = templates
         self._tree: Any = None
         self._found: dict[str, _Wanted] = {}
+        self._homes: dict[int, torch.Tensor] = {}  # by the id of what is to be copied there
+
+    def home_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The existing tensor that can take the content of one in the tree."""
+        return self._homes.get(id(tensor))
 
     def take(self, image: Image) -> None:
         keys = _keys(image.layout.leaves)
@@ -252,7 +254,7 @@ class _Assembly:
             if leaf.is_own:
                 continue
             if keys[number] not in self._found:
-                self._found[keys[number]] = self._wanted(leaf)
+                self._found[keys[number]] = self._wanted(leaf, keys[number])
             piece = image.tensor(number)
             if piece is not None:
                 self._found[keys[number]].filled.take(leaf.region, piece)
@@ -263,11 +265,15 @@ class _Assembly:
         for name in self._tree.get(_SHARED_OUT, ()):
             shares.merge(self._tree["objects"][name]["state"], tree["objects"][name]["state"])
 
-    def _wanted(self, leaf: Leaf) -> _Wanted:
+    def _wanted(self, leaf: Leaf, key: str) -> _Wanted:
         if (ranges := self._templates.ranges(leaf)) is not None:
             return _Wanted(shares.Targets(leaf, ranges), None)
         template = self._templates.of(leaf)
-        return _Wanted(leaves.Filled(_target_leaf(leaf, template)), template)
+        target = _target_leaf(leaf, template)
+        home = self._templates.homes.get(key)
+        if home is not None and not copies.fits(home, target, template):
+            home = None
+        return _Wanted(leaves.Filled(target), template, home)
 
     def tree(self) -> dict[str, Any]:
         def tensor(node: Any) -> Any:
@@ -275,7 +281,12 @@ class _Assembly:
                 return leaves.KEEP
             wanted = self._found[node.path]
             result = wanted.filled.result()
-            return result if isinstance(result, dict) else leaves.with_sharding(result, wanted.template)
+            if isinstance(result, dict):
+                return result
+            if wanted.home is not None:
+                self._homes[id(result)] = wanted.home
+                return result
+            return leaves.with_sharding(result, wanted.template)
 
         made: dict[str, Any] = leaves.replaced(self._tree, tensor)
         return made
@@ -285,6 +296,7 @@ class _Assembly:
 class _Wanted:
     filled: leaves.Filled | shares.Targets
     template: torch.Tensor | None
+    home: torch.Tensor | None = None
 
 
 def _keys(described: Iterable[Leaf]) -> list[str]:

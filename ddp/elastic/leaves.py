@@ -243,13 +243,18 @@ def part_of(tensors: list[torch.Tensor], of_all: tuple[int, int]) -> tuple[int, 
 def empty_like_leaf(leaf: Leaf) -> torch.Tensor:
     """An empty tensor with the leaf's strides, because optimizer state uses the strides of its parameter."""
     shape = leaf.local_shape
-    reach = 1 + sum((length - 1) * step for length, step in zip(shape, leaf.stride, strict=True))
-    dense = bool(shape) and 0 not in shape and reach == math.prod(shape)
     return (
         torch.empty_strided(shape, leaf.stride, dtype=leaf.dtype)
-        if dense
+        if shape and is_dense(leaf)
         else torch.empty(shape, dtype=leaf.dtype)
     )
+
+
+def is_dense(leaf: Leaf) -> bool:
+    """Whether its elements lie side by side, in any order."""
+    shape = leaf.local_shape
+    reach = 1 + sum((length - 1) * step for length, step in zip(shape, leaf.stride, strict=True))
+    return 0 not in shape and reach == math.prod(shape)
 
 
 def overlap(wanted: Region, there: Region) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:

@@ -16,6 +16,7 @@ import torch
 
 from ddp.comm_hooks.gossip import Gossip
 from ddp.comm_hooks.resumable import Resumable
+from ddp.elastic import copies
 from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def _refuse_foreign_hook(name: str, value: Any) -> None:
 
 
 def load(own: Mapping[str, PerRank | HookErrors], found: Mapping[str, Any] | None, same_size: bool) -> None:
-    """Restore this rank's own states; `found`: None if they are lost, or the rank is new."""
+    """Restore this rank's own states from an image; `found`: None if they are lost, or the rank is new."""
+    found = None if found is None else copies.owned(found)
     for name, each in own.items():
         state = None if found is None else found.get(name)
         if isinstance(each, HookErrors):

@@ -13,12 +13,14 @@ good commits, or a commit that is being written to disk.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import re
 import shutil
 import stat
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,9 +91,17 @@ def _is_ours(folder: Path) -> bool:
 
 
 def sweep(places: list[Path]) -> None:
-    """Remove the folders of jobs whose launcher is gone, beside ours."""
-    for place in places:
-        _sweep(place.parent)
+    """Remove the folders of jobs whose launcher is gone, beside ours: in memory now, on disk while the job goes on."""
+    _sweep(places[0].parent)
+    for place in places[1:]:
+        _sweep_beside(place.parent)
+
+
+@functools.cache
+def _sweep_beside(root: Path) -> None:
+    """Sweep a folder that may have very many entries, once in a process. Nobody waits for it."""
+    with contextlib.suppress(RuntimeError):  # the process cannot start another thread: the next job sweeps
+        threading.Thread(target=_sweep, args=(root,), name="ddp-sweep", daemon=True).start()
 
 
 def _sweep(root: Path) -> None:

@@ -26,7 +26,7 @@ from ddp.elastic import (
     scratch,
 )
 from ddp.elastic.checkpoint import Checkpoint
-from ddp.elastic.contents import Contents, own_copy
+from ddp.elastic.contents import Contents
 from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.live import Live, drop_gradients
 from ddp.elastic.logical_world import LogicalWorld
@@ -263,8 +263,7 @@ class State:
             own.forget_errors(self._contents.own)  # the interrupted step has changed them
             self._live.restore_own()
         else:
-            kept = None if private is None else own_copy(private.get(leaves.OWN, {}))
-            own.load(self._contents.own, kept, same_size)
+            own.load(self._contents.own, None if private is None else private.get(leaves.OWN, {}), same_size)
 
     def _restore(self, images: Iterator[image.Image], choice: commits.Choice) -> Resumed:
         world_size = self._contents.restore(images)

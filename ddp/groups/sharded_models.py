@@ -13,10 +13,10 @@ micro-batches (`set_requires_gradient_sync`, ...) returns to what it was when th
 A rank holds the shard of its place, and the device mesh has the ranks as numbers. So a model in shards goes on only in
 the same place of a world of the same size.
 
-Most jobs have no such model, but torch.compile imports both kinds of FSDP. A search of all objects takes tens of
-milliseconds, so a survivor makes it only if such a model may exist. FSDP2 makes a class for each class of module that
-it shards: without such a class there is no model. Modules of FSDP1 are noted when they are made, and those that were
-made before are found by the search for wrapped models (`ddp.groups.wrappers`).
+torch has a table of the modules that FSDP2 shards. Modules of FSDP1 are in no table. A search of all objects takes
+tens or hundreds of milliseconds, and torch.compile imports FSDP1 for jobs without such a model too. So a survivor makes
+it only if such a model may exist: they are noted when they are made, and those that were made before are found by the
+search for wrapped models (`ddp.groups.wrappers`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _flat_noted: list[bool] = []
 def remember() -> None:
     """Note the place of this process, and the switches of its models: training begins now."""
     _known.clear()
-    modules = _found(_sharded_kinds())
+    modules = in_shards()
     # Only then: the question imports torch's FSDP, which a script without it should not wait for.
     states = _states(modules) if modules and torch_api.has(torch_names.RESET_OF_FSDP) else []
     if states:
@@ -98,7 +98,7 @@ def obstacle() -> str:
 
 
 def _modules() -> list[Any]:
-    return _found(_sharded_kinds() | (flat_kinds() if _flat_noted else set()))
+    return [*in_shards(), *(_found(flat_kinds()) if _flat_noted else ())]
 
 
 def _obstacle_of(modules: Iterable[Any]) -> str:
@@ -149,6 +149,14 @@ def _set_switches(state: Any) -> None:
 def _states(modules: Iterable[Any]) -> list[Any]:
     """The states of these modules. Several modules may have one together."""
     return list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
+
+
+def in_shards() -> list[Any]:
+    """All modules to which `fully_shard` was applied."""
+    kinds = _sharded_kinds()
+    if not kinds or not torch_api.has(torch_names.STATES_OF_MODULES):
+        return _found(kinds)
+    return [each for each in list(torch_api.get(torch_names.STATES_OF_MODULES)) if type(each) in kinds]
 
 
 def _found(kinds: set[type[Any]]) -> list[Any]:

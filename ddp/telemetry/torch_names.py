@@ -154,6 +154,13 @@ RESET_OF_FSDP = Name(
     since=(2, 13),
     instead="all ranks are restarted",
 )
+STATES_OF_MODULES = Name(
+    "torch.distributed._composable_state",
+    "_module_state_mapping",
+    Use.READ,
+    "",
+    instead="all objects of the process are searched for models in shards",
+)
 DEFAULT_STORE = Name(_C10D, "_get_default_store", Use.CALLED, "the names of lost peers")
 # It is empty until a variable sets its size (the second one is the older name). From 2.11 on there is a default size.
 RECORDER_HAS_SIZE: Version = (2, 11)
@@ -260,7 +267,16 @@ NAMES: tuple[Name, ...] = (
         INIT_METHOD,
         STORE_BARRIER,
     ),
-    *(SHARD_OF_DTENSOR, RESET_OF_FSDP, WORLD, DEFAULT_STORE, RECORD_OF_ALL, RECORD_OF_NCCL, PYTHON_REDUCER),
+    *(
+        SHARD_OF_DTENSOR,
+        RESET_OF_FSDP,
+        STATES_OF_MODULES,
+        WORLD,
+        DEFAULT_STORE,
+        RECORD_OF_ALL,
+        RECORD_OF_NCCL,
+    ),
+    *(PYTHON_REDUCER,),
     *_OVERRIDDEN,
     *_INHERITED,
     *_SET_BY_INIT,
