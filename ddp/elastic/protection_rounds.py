@@ -1,7 +1,8 @@
 """Rank 0 leads the rounds in which commits are protected (`protector`).
 
 A round needs no decision of the training: ranks that train at different speeds are at most two commits apart. If a rank
-has already overwritten the commit that was named, the next round names one that is further ahead.
+has already overwritten the commit that was named, the next round names one that is further ahead. If that one does not
+come, because the training pauses or has ended, the round is given up, and the next one names the newest commit.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Leader:
     def _round(self, number: int) -> int | None:
         """Compute the parity of the first commit from this number on. Return its number.
 
-        None: a rank had overwritten it.
+        None: a rank had overwritten it, or nobody makes it now.
         """
         try:
             answers = self._ask_all({"do": "hold", "number": number})
@@ -77,7 +78,10 @@ class Leader:
                 self._ahead = min(max(1, 2 * self._ahead), _FURTHEST_AHEAD)
                 return None
             self._ahead = max(0, self._ahead - 1)
-            return self._wait_until_encoded()
+            if (encoded := self._wait_until_encoded(number)) is None:
+                self._ask_all({"do": "give up", "number": number})
+                self._ahead = 0
+            return encoded
         except OSError:
             self._give_up(number)
             raise
@@ -88,13 +92,15 @@ class Leader:
             self._ask_all({"do": "protected", "number": self._decided})
             self._done, self._decided = self._decided, None
 
-    def _wait_until_encoded(self) -> int:
+    def _wait_until_encoded(self, number: int) -> int | None:
         numbers: set[int] = set()
         for peer in self._peers:
             answer: Words = {"busy": True}
             while answer.get("busy"):
                 answer = peer.ask({"do": "encoded", "number": 0})
                 self._protector.wait(0)
+                if answer.get("busy") and (self._protector.newest() or 0) < number:
+                    return None
             if answer["problem"]:
                 raise PeerError(f"rank {peer.rank}: {answer['problem']}")
             numbers.add(answer["number"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp.elastic import image, parity_store, protection_rounds, rebuilding, scratch
+from ddp.elastic import image, parity_store, protection_rounds, protector, rebuilding, scratch
 from ddp.elastic.commits import ReadableImage
 from ddp.elastic.parity_store import ParityStore
 from ddp.elastic.peer_links import Links, Peer, PeerError, Server
@@ -314,6 +314,23 @@ def test_a_commit_that_was_overwritten_is_missed_and_a_later_one_named(
 
 
 # --- connections -------------------------------------------------------------------------------------
+
+
+def test_the_newest_commit_is_protected_when_the_training_pauses(
+    start: Callable[[int, Code], Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a missed commit, the leader names one that is still to come."""
+
+    def begin_ahead(leader: Leader) -> None:
+        leader._ahead = 1
+        begin(leader)
+
+    begin = Leader.start
+    monkeypatch.setattr(Leader, "start", begin_ahead)
+    monkeypatch.setattr(protector, "_ANSWER_WITHIN_S", 0.05)
+    ranks = start(3, Code(2, 1))
+    ranks.commit(1)
+    ranks.wait_for(1)
 
 
 def test_bytes_that_were_overwritten_while_they_were_sent_are_refused(
