@@ -73,27 +73,33 @@ def whole(shape: tuple[int, ...]) -> Region:
 
 def disassemble(tree: Any) -> tuple[Any, list[Any], list[str]]:
     """Split a tree into its skeleton, its tensors (or pieces of them), and their paths."""
-    tensors: list[Any] = []
-    paths: list[str] = []
+    found = _Disassembly([], [])
+    return found(tree, ""), found.tensors, found.paths
 
-    def visit(node: Any, path: str) -> Any:
+
+# Visitors are objects, because a function that calls itself is a cycle. It would keep what it has seen until Python
+# looks for garbage, which many training loops turn off: whole commits, with their memory.
+@dataclass(frozen=True, slots=True)
+class _Disassembly:
+    tensors: list[Any]
+    paths: list[str]
+
+    def __call__(self, node: Any, path: str) -> Any:
         if isinstance(node, torch.Tensor):
             if not _is_plain(node):
                 return node
-            tensors.append(node)
-            paths.append(path)
-            return f"{_MARK}{len(tensors) - 1}"
+            self.tensors.append(node)
+            self.paths.append(path)
+            return f"{_MARK}{len(self.tensors) - 1}"
         if isinstance(node, list) and node and isinstance(node[0], Piece):
-            tensors.extend(node)
-            paths.extend([path] * len(node))
-            return f"{_MARK}{len(tensors) - len(node)}"
+            self.tensors.extend(node)
+            self.paths.extend([path] * len(node))
+            return f"{_MARK}{len(self.tensors) - len(node)}"
         if isinstance(node, str) and node.startswith(_MARK):
             raise WrongValue(
                 f"cannot commit {path}: its text starts with the reserved marker {_MARK!r}. Change the text"
             )
-        return _rebuild(node, path, visit)
-
-    return visit(tree, ""), tensors, paths
+        return _rebuild(node, path, self)
 
 
 def marked(node: Any) -> int | None:
@@ -114,12 +120,16 @@ KEEP = object()
 
 def replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The tree with `change(node)` in place of each node for which it does not return KEEP."""
+    return _Replacement(change)(tree, "")
 
-    def visit(node: Any, path: str) -> Any:
-        new = change(node)
-        return _rebuild(node, path, visit) if new is KEEP else new
 
-    return visit(tree, "")
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    change: Callable[[Any], Any]
+
+    def __call__(self, node: Any, path: str) -> Any:
+        new = self.change(node)
+        return _rebuild(node, path, self) if new is KEEP else new
 
 
 def _rebuild(node: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import gc
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,6 @@ from torch import nn
 
 from ddp import elastic
 from ddp.elastic import copies, leaves
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class OwnWay(torch.optim.Adam):
@@ -135,3 +134,32 @@ def test_large_copies_are_whole() -> None:
         torch.equal(mine, its) and mine is not its and mine.stride() == its.stride()
         for mine, its in zip(made["a"], tree["a"], strict=True)
     )
+
+
+def target(descriptor: Path) -> Path | None:
+    """What a descriptor of this process stands for; None if it was closed meanwhile."""
+    try:
+        return descriptor.readlink()
+    except OSError:
+        return None
+
+
+def test_a_resume_leaves_nothing_to_the_garbage_collector(places: Path) -> None:
+    """Training loops turn it off. The memory of a whole commit would wait for it."""
+    model, optimizer = trained()
+    committed(places, model=model, optimizer=optimizer)
+    gc.collect()
+    gc.disable()
+    try:
+        for _resume in range(3):
+            state = elastic.State(model=model, optimizer=optimizer, folder=places)
+            assert state.resume() is not None
+            state.commit()
+            state.close()
+            del state
+        mapped = Path("/proc/self/maps").read_text()
+        opened = [str(each) for each in map(target, Path("/proc/self/fd").iterdir())]
+    finally:
+        gc.enable()
+    assert str(places.parent) not in mapped
+    assert not [each for each in opened if each.startswith(str(places.parent))]
