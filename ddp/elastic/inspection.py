@@ -39,12 +39,28 @@ class Listed:
 
 def listed_at(path: str, patience_s: float | None = None) -> tuple[Folder, list[Listed]]:
     """The commits in a folder, or the one whose folder it is."""
+    if not path:
+        raise WrongValue(
+            "the name of the folder is empty. Name the folder of the commits, as in State(folder=...)"
+        )
     outer, _, last = path.rstrip("/").rpartition("/")
     only = commits.parse_folder_name(last)
     folder = open_folder(path if only is None else outer or ".", patience_s)
-    if not folder.is_remote and not os.path.isdir(folder.name):
-        raise FileNotFoundError(f"the folder {folder.name} does not exist")
-    return folder, [one for one in listed(folder) if only in (None, one.commit)]
+    if not folder.is_remote:
+        _check_is_folder(folder.name)
+    there = listed(folder)
+    found = [one for one in there if only in (None, one.commit)]
+    if only is not None and not found:
+        known = f"It has {len(there)}; `ls` lists them" if there else "It has none"
+        raise FileNotFoundError(f"there is no commit {last} in {folder.name}. {known}")
+    return folder, found
+
+
+def _check_is_folder(path: str) -> None:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"the folder {path} does not exist")
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{path} is a file. Name the folder of the commits, or of one of them")
 
 
 def scopes_in(folder: Folder) -> list[str]:
@@ -100,7 +116,16 @@ def _verify_manifest(folder: Folder, file: str, one: Listed) -> None:
 
 def checkpoint_at(path: str, patience_s: float | None = None) -> Checkpoint:
     """A checkpoint, or the newest commit with a manifest in a folder of commits."""
-    whole = [one for one in listed(open_folder(path, patience_s)) if one.state == "complete"]
+    folder = open_folder(path, patience_s)
+    if not folder.is_remote:
+        _check_is_folder(folder.name)
+    there = listed(folder)
+    whole = [one for one in there if one.state == "complete"]
+    if there and not whole:
+        raise CheckpointError(
+            f"cannot export from {path}: none of its {len(there)} commits is complete and has a {commits.MANIFEST}. "
+            "Resume from one of them and commit again"
+        )
     if not whole:
         return Checkpoint(path, patience_s)
     newest = max(whole, key=lambda one: one.commit)

@@ -241,13 +241,23 @@ def test_bad_input_is_one_line_with_the_reason(
     data = bytearray((damaged / ".metadata").read_bytes())
     data[50] ^= 1
     (damaged / ".metadata").write_bytes(data)
+    unfinished = tmp_path / "unfinished" / damaged.name
+    shutil.copytree(damaged, unfinished, ignore=shutil.ignore_patterns(".metadata"))
     for words, expected in (
         (("ls", tmp_path / "nowhere"), "nowhere does not exist"),
-        (("ls", tmp_path / "file"), "file does not exist"),
+        (("ls", tmp_path / "file"), "file is a file. Name the folder of the commits"),
+        (("ls", ""), "the name of the folder is empty"),
+        (("ls", folder / "commit-0000000099-abc"), f"no commit commit-0000000099-abc in {folder}. It has 3"),
+        (
+            ("verify", empty / "commit-0000000099-abc"),
+            f"no commit commit-0000000099-abc in {empty}. It has none",
+        ),
         (("verify", empty), f"{empty}: there are no commits"),
         (("verify", tmp_path / "scoped"), "no commits, but in its folders stage0: name one of them"),
         (("ls", "nowhere://x"), "invalid folder='nowhere://x'"),
-        (("export", tmp_path / "nowhere", target), "it is not a checkpoint"),
+        (("export", tmp_path / "nowhere", target), "nowhere does not exist"),
+        (("export", tmp_path / "file", target), "file is a file"),
+        (("export", unfinished.parent, target), "none of its 1 commits is complete and has a .metadata"),
         (("export", empty, target), "it is not a checkpoint"),
         (("export", damaged, target), f"cannot read .metadata in {damaged}: wrong checksum of the manifest"),
         (("export", damaged.parent, target), "wrong checksum of the manifest"),
