@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ddp.elastic import request, scratch
-from ddp.telemetry.coded import WrongUse, WrongValue
+from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +27,30 @@ _answered: weakref.WeakSet[State] = weakref.WeakSet()
 
 def check_options(every: int, disk_every: int, folder: str | os.PathLike[str] | None, keep: int) -> None:
     for option, value, least in (("every", every, 0), ("disk_every", disk_every, 0), ("keep", keep, 1)):
+        if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+            raise WrongType(
+                f"invalid {option}={value!r}: it is a number of commits. Use an int of {least} or more"
+            )
         if value < least:
             raise WrongValue(
                 f"invalid {option}={value}. Use {least} or more{'' if least else ', where 0 means never'}"
             )
     if disk_every and folder is None:
         raise WrongValue("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
+    if folder is not None:
+        _check_folder(folder)
+
+
+def _check_folder(folder: object) -> None:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise WrongType(f"invalid folder={folder!r}: use a path, or a URL such as s3://bucket/run")
+    path = os.fspath(folder)
+    if not path:
+        raise WrongValue("invalid folder='': it is empty. Use the path of a folder for commits, or a URL")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise WrongValue(
+            f"invalid folder={path!r}: it is a file. Use the path of a folder, which is made if needed"
+        )
 
 
 def check_names(named: Mapping[str, object], kind: type[State]) -> None:

@@ -12,6 +12,7 @@ from ddp.elastic.parity_store import ParityStore
 from ddp.elastic.peer_links import Links
 from ddp.elastic.protection_rounds import Leader
 from ddp.elastic.protector import Protector
+from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,13 @@ _WEAK = (
 
 def asked(option: str | None, environ: Mapping[str, str]) -> redundancy.Redundancy | None:
     """What the script asks for, otherwise the launcher."""
+    _check_is_text(option)
     return redundancy.parse(environ.get(VARIABLE, "") if option is None else option)
+
+
+def _check_is_text(option: object) -> None:
+    if not isinstance(option, (str, type(None))):
+        raise WrongType(f"invalid redundancy={option!r}: use a text such as 'copies:1', 'code:6+2' or 'auto'")
 
 
 @dataclass(slots=True)

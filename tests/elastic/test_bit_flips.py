@@ -115,6 +115,7 @@ def test_a_flipped_bit_is_found(folder: Path, file: str, caplog: pytest.LogCaptu
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)  # on a busy machine
 @pytest.mark.parametrize("file", FILES)
 def test_a_flipped_bit_is_found_in_every_byte(
     folder: Path, file: str, caplog: pytest.LogCaptureFixture

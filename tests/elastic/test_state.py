@@ -255,10 +255,22 @@ def test_what_dead_jobs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
         ({"keep": 0}, "keep=0"),
         ({"disk_every": 3}, "folder"),
         ({"commit": 3}, "'commit'"),
+        ({"folder": ""}, "folder=''"),
+        ({"folder": __file__}, r"folder='.*test_state.py': it is a file"),
     ],
 )
 def test_what_cannot_be_asked_for(named: dict[str, Any], parameter: str) -> None:
     with pytest.raises(ValueError, match=parameter):
+        elastic.State(**named)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{"every": 1.5}, {"keep": True}, {"disk_every": "5", "folder": "x"}, {"folder": 5}, {"redundancy": 2}],
+)
+def test_values_of_other_types_are_refused_by_name(named: dict[str, Any]) -> None:
+    (name, value), *_rest = named.items()
+    with pytest.raises(TypeError, match=f"invalid {name}={value!r}.* [uU]se "):
         elastic.State(**named)
 
 
