@@ -86,6 +86,11 @@ def endpoints() -> list[str]:
     ]
 
 
+def names() -> list[str]:
+    """The names of these jobs, for a person; of an odd name, its digest."""
+    return [os.path.basename(endpoint).removesuffix(_CALLS) for endpoint in endpoints()]
+
+
 async def wake(endpoint: str) -> bool:
     """Have the agent serve calls. Return False if it is gone; what a killed agent has left is removed."""
     path = endpoint.removeprefix("unix:").removesuffix(_CALLS)

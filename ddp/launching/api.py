@@ -44,6 +44,15 @@ def launch(
             f"ddp.launch needs a function, not {type(function).__name__}. Pass train, not train()",
             INVALID_ARGUMENT,
         )
+    if not isinstance(args, list | tuple):
+        raise LaunchError(
+            f"args={args!r}: use a tuple of the arguments. One argument is args=({args!r},)"[:400],
+            INVALID_ARGUMENT,
+        )
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise LaunchError(
+            f"kwargs must be a dictionary of arguments by name, not {type(kwargs).__name__}", INVALID_ARGUMENT
+        )
     if "RANK" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
         raise LaunchError(
             "ddp.launch was called inside a rank of a job. Call it in the process that starts the job. If a module "

@@ -7,6 +7,7 @@ anything: for a directory that does not exist yet, it checks only whether it can
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import sys
@@ -116,6 +117,13 @@ def _no_script(path: str) -> NoReturn:
     if folder and not os.path.isdir(folder):
         raise UsageError(
             f"cannot find script {printable(path)}: directory {printable(folder)} does not exist. Check the path.",
+            code=Code.SCRIPT_NOT_FOUND,
+        )
+    if re.fullmatch(r"[\w.-]*:\d+", path):
+        raise UsageError(
+            f"script {printable(path)} does not exist. If it is the address of the page: --web takes none, and chooses "
+            "a port of 127.0.0.1; `ddp-rendezvous serve --web` takes one. If it is that of the rendezvous, use "
+            f"--rendezvous {printable(path)}.",
             code=Code.SCRIPT_NOT_FOUND,
         )
     close = nearest(name, _names_in(folder or "."))

@@ -70,6 +70,10 @@ def _replay(arguments: argparse.Namespace) -> int:
         return run(arguments)
     except (CannotReplay, JournalUnreadable) as error:
         return _failed(str(error), _USAGE, error.code)
+    except OSError as error:
+        if error.filename is None:  # of standard output
+            raise
+        return _failed(f"cannot read {error.filename}: {error.strerror}", _USAGE, Code.FILE_UNREADABLE)
 
 
 def _ask(arguments: argparse.Namespace) -> int:
@@ -99,8 +103,23 @@ def _ask(arguments: argparse.Namespace) -> int:
     except NoSuchJob as error:
         return _failed(str(error), _FAILED, error.code)
     except grpc.RpcError as error:
-        words = _tls_problem(error, service)
-        return _failed(words, _NOT_ALLOWED, Code.TLS_FAILED) if words else _failed(*_explain(error, where))
+        if words := _tls_problem(error, service):
+            return _failed(words, _NOT_ALLOWED, Code.TLS_FAILED)
+        words, exit_code, code = _explain(error, where)
+        if finds_local and code is Code.SERVICE_UNREACHABLE:
+            words = f"{_local_jobs(arguments)}, and {words}"
+        return _failed(words, exit_code, code)
+
+
+def _local_jobs(arguments: argparse.Namespace) -> str:
+    """What was looked for on this machine first."""
+    from rendezvous import local
+
+    wanted, jobs = getattr(arguments, "job", ""), local.names()
+    if not jobs:
+        return "no job of yours runs on this machine"
+    what = f"the job {wanted!r} is none of your jobs" if wanted else "no answer from your jobs"
+    return f"{what} on this machine ({', '.join(jobs[:8])})"
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PARTS = ("detect", "stop", "meet", "fork", "init", "first_step", "redo")
 _LABEL = 12
+_UNIT = re.compile(r"(?<=\d) (?=(?:m?s|min)\b)")
 _SHOWN_LINES = 60  # of a traceback
 
 
@@ -78,8 +80,12 @@ def story_text(story: Story, width: int = 100) -> str:
     rows = rows_of(story)
     lines = []
     for label, text in rows:
-        wrapped = textwrap.wrap(text, max(40, width - _LABEL)) or [""]
-        lines += [f"{label if not n else '':{_LABEL}}{line}" for n, line in enumerate(wrapped)]
+        whole = _UNIT.sub("\u00a0", text)  # a number and its unit stay in one line
+        wrapped = textwrap.wrap(whole, max(40, width - _LABEL)) or [""]
+        lines += [
+            f"{label if not n else '':{_LABEL}}{line}".replace("\u00a0", " ")
+            for n, line in enumerate(wrapped)
+        ]
     cause = story.cause
     if cause is not None and cause.traceback:
         title = "stacks" if cause.failure is FailureClass.HANG else "traceback"

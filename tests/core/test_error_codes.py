@@ -189,6 +189,7 @@ MISTAKES = [
     ([], Code.MISSING_SCRIPT),
     ([""], Code.MISSING_SCRIPT),
     (["nowhere.py"], Code.SCRIPT_NOT_FOUND),
+    (["--web", "127.0.0.1:8080", "train.py"], Code.SCRIPT_NOT_FOUND),
     (["no/such/folder/t.py"], Code.SCRIPT_NOT_FOUND),
     (["-"], Code.NOT_A_SCRIPT),
     (["."], Code.NOT_A_SCRIPT),

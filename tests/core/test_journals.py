@@ -418,7 +418,7 @@ def test_a_line_that_no_machine_has_written(line: bytes, tmp_path: Path, capsys:
 
 def test_no_such_file(tmp_path: Path, capsys: Output) -> None:
     code, _, err = replay(capsys, str(tmp_path / "none.ddpj"))
-    assert code == 1
+    assert code == 2  # as any file of an argument: docs/exit-codes.md
     assert err.rstrip().endswith(f"[{Code.FILE_UNREADABLE}]")
 
 

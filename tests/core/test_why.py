@@ -109,6 +109,13 @@ def test_times_add_up_and_unknown_ones_are_named() -> None:
     assert times_text(None).startswith("not known")
 
 
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 100])
+def test_a_number_and_its_unit_stay_in_one_line(width: int) -> None:
+    lines = story_text(Story("llama", 3, CAUSE, times=TIMES), width).splitlines()
+    assert "detect 0.002 s" in "\n".join(lines)
+    assert not [line for line in lines if line.split()[:1] in (["s"], ["s,"])]
+
+
 def test_the_file_of_a_failed_job_tells_the_same() -> None:
     other = replace(CAUSE, rank=0, failure=FailureClass.CONSEQUENCE, reason="lost its peer")
     decisions = (

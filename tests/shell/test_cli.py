@@ -184,6 +184,12 @@ def test_print_config_survives_a_reader_that_leaves_and_a_terminal_without_lette
 # --- checks that let through what python would run -----------------------------------------------------
 
 
+def test_an_address_where_the_script_should_be(desk: Path) -> None:
+    """`ddp-rendezvous serve --web` takes one, and `ddp-launch --web` does not."""
+    with pytest.raises(UsageError, match=r"--web takes none, .* use --rendezvous 127\.0\.0\.1:8080"):
+        checks.check_script("127.0.0.1:8080")
+
+
 def test_what_python_runs_passes(desk: Path) -> None:
     import py_compile
 

@@ -128,6 +128,16 @@ def test_where_it_cannot_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code == Code.LAUNCH_ARGUMENT_INVALID
 
 
+@pytest.mark.parametrize("args", [5, "cpu"])
+def test_arguments_that_are_no_tuple(args: object) -> None:
+    """A string would be taken apart into its characters."""
+    with pytest.raises(ddp.LaunchError, match=rf"One argument is args=\({args!r},\)") as caught:
+        ddp.launch(print, args=args)
+    assert caught.value.code == Code.LAUNCH_ARGUMENT_INVALID
+    with pytest.raises(ddp.LaunchError, match="kwargs must be a dictionary"):
+        ddp.launch(print, kwargs=args)
+
+
 def test_a_function_of_a_script_needs_cloudpickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
 

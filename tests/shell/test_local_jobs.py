@@ -70,6 +70,11 @@ def test_a_job_without_a_service_is_found_asked_and_commanded(
     eventually(lambda: "generation 2" in ctl(capsys, "top"))
     assert "verdict     exit-code: " in ctl(capsys, "why")
     assert "stopped" in ctl(capsys, "events", found["job_id"])
+    assert main(["status", "another"]) == 75
+    said = capsys.readouterr().err
+    assert (
+        f"the job 'another' is none of your jobs on this machine ({found['job_id']}), and no answer" in said
+    )
     ctl(capsys, "abort", found["job_id"], "--reason", "enough")
     assert job.wait() == 143
     assert "enough" in job.stderr()
@@ -85,8 +90,10 @@ def test_what_a_killed_agent_leaves_is_removed(
     assert len(local.endpoints()) == 1
     job.send(signal.SIGKILL)
     job.wait()
-    assert main(["top"]) != 0
-    capsys.readouterr()
+    assert main(["top"]) == 75
+    assert (
+        "no job of yours runs on this machine, and no answer from 127.0.0.1:29400" in capsys.readouterr().err
+    )
     assert local.endpoints() == []
 
 
