@@ -237,8 +237,10 @@ class Page:
     def _end_repeating(self, now: int) -> None:
         """Note the times until the steps were repeated that ranks before this one had finished, and that were lost."""
         totals, step = self._totals, self._step
-        by_number = totals.flags & _NUMBERED and self._repeat_to
-        over = step >= self._repeat_to if by_number else step - self._steps_offset >= self._repeat_steps
+        if totals.flags & _NUMBERED and self._repeat_to:
+            over = step >= self._repeat_to
+        else:  # a script that numbers its steps does so after its first step: until then, it may be at any of them
+            over = step - self._steps_offset >= max(self._repeat_steps, self._repeat_to)
         if self._repeats_until:
             over = step - self._steps_offset >= self._repeats_until
         if totals.flags & _REPEATS and over:

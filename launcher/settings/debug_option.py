@@ -26,5 +26,5 @@ def debug(value: str) -> Debug:
     host, _, port_text = place.rpartition(":")
     rank, port = parse_int(rank_text), parse_int(port_text)
     if rank is None or not 0 <= rank < 1 << 24 or (colon and (port is None or not 0 < port < 65536)):
-        raise BadValue("not a rank", "a global rank, or RANK:PORT for an editor", "--debug 1:5678")
+        raise BadValue("not a rank", "a global rank, or RANK:PORT for an editor", "1:5678")
     return Debug(rank, f"{host or _LOOPBACK}:{port}" if colon else "")

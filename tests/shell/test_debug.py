@@ -100,5 +100,6 @@ def test_values_that_are_understood(text: str, found: Debug) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1:", "1:x", "1:0", "1:99999", ":5678"])
 def test_values_that_are_refused(text: str) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(BadValue) as caught:
         debug(text)
+    assert not caught.value.example or debug(caught.value.example)  # the caller writes the option before it

@@ -214,6 +214,12 @@ def test_lost_steps_that_are_repeated(pages: Pages, native: str) -> None:
     assert after(pages, numbered, native, Repeat(1, 105)).totals.repeats
     over = after(pages, numbered, native, Repeat(1, 104)).totals
     assert (over.repeats, over.numbers_steps) == (False, True)
+    after_each = textwrap.dedent(steps).replace("page.step()", "page.step(); page.number(101 + n)")
+    assert after(pages, after_each, native, Repeat(0, 105)).totals.repeats
+    assert not after(pages, after_each, native, Repeat(0, 104)).totals.repeats
+    assert not after(
+        pages, steps, native, Repeat(0, 4)
+    ).totals.repeats  # an edited script that has no numbers
 
 
 @WRITERS

@@ -297,8 +297,10 @@ static int has_repeated(const Page *own) {
     const struct header *h = &own->page->header;
     uint64_t step = own->page->progress.step;
     if (own->repeats_until) return step - own->steps_offset >= own->repeats_until;
-    int by_number = own->page->totals.flags & NUMBERED && h->repeat_to;
-    return by_number ? step >= h->repeat_to : step - own->steps_offset >= h->repeat_steps;
+    if (own->page->totals.flags & NUMBERED && h->repeat_to) return step >= h->repeat_to;
+    /* A script that numbers its steps does so after its first step: until then, it may be at any of them. */
+    uint64_t most = h->repeat_to > h->repeat_steps ? h->repeat_to : h->repeat_steps;
+    return step - own->steps_offset >= most;
 }
 
 static void end_repeating(struct page *page, uint64_t now) {
