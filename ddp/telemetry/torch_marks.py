@@ -50,7 +50,8 @@ def install() -> None:
     if status_page.traces_collectives():
         torch_api.switch_recorder_on()
         collective_marks.install(page)
-        torch_api.patch(torch_names.NEW_GROUP, _with_guard)
+        with contextlib.suppress(AttributeError):  # the same
+            torch_api.patch(torch_names.NEW_GROUP, _with_guard)
         collective_marks.on_new_group(_wake_guard)
         collective_marks.on_failure(_explain)
 
