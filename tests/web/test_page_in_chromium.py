@@ -135,6 +135,7 @@ def reload_the_script(page: Page, job: Launched) -> None:
     press(page, "Reload seen")
     problem = page.get_by_role("dialog").get_by_role("alert")
     expect(problem).to_contain_text("train.py, line 1: SyntaxError")
+    page.evaluate("document.querySelector('.events li').isKept = true")
     script.write_text(f"{source}# a better loss\n")
     press(page, "Reload seen")
     expect(page.locator("#announcer")).to_contain_text(f"Reload seen: changed: {script.name}")
@@ -142,6 +143,8 @@ def reload_the_script(page: Page, job: Launched) -> None:
     expect(page.locator(".head")).to_contain_text("generation 3")
     expect(page.locator(".head .badge")).to_have_text("running")
     expect(page.locator(".events").get_by_text("a better loss (on the page)").first).to_be_visible()
+    # What is under the mouse is not replaced when something happens: a click on it would be lost.
+    assert page.evaluate("[...document.querySelectorAll('.events li')].some((each) => each.isKept)")
 
 
 def lose_the_service(page: Page, served: Site) -> None:

@@ -26,6 +26,12 @@ export function say(element, text) {
   return element;
 }
 
+// As `fill` with these elements, but those that are there already are not taken out and put back.
+export function arrange(element, nodes) {
+  nodes.forEach((node, n) => element.children[n] !== node && element.insertBefore(node, element.children[n] ?? null));
+  while (element.children.length > nodes.length) element.lastElementChild.remove();
+}
+
 export function announce(text) {
   say(document.getElementById("announcer"), text);
 }

@@ -1,6 +1,6 @@
 // What has happened: a strip on which failures, restarts, heals and decisions have their places, and a list.
 
-import { fill, h, say } from "./dom.js";
+import { arrange, fill, h, say } from "./dom.js";
 import { moment } from "./format.js";
 import { storyDialog } from "./story.js";
 
@@ -31,11 +31,17 @@ export function timeline(state, name) {
     strip,
     h("div", { class: "scroll events-box", tabindex: "0", role: "region", "aria-label": "List of events" }, list),
   );
+  // An entry stays the same element: a click on its button would be lost if it was replaced meanwhile.
+  const entries = new WeakMap(), nothing = h("li", { class: "muted" }, "Nothing has happened yet.");
+  const entryOf = (note) => {
+    if (!entries.has(note)) entries.set(note, entry(note, name));
+    return entries.get(note);
+  };
   const show = () => {
     story.hidden = !state.job?.failures.length && !state.job?.decisions.some((each) => each.is_failure);
     const important = state.notes.filter((note) => ON_THE_STRIP.has(note.kind));
     const shown = (filter.value === "all" ? state.notes : important).slice(-SHOWN).reverse();
-    fill(list, shown.length ? shown.map((note) => entry(note, name)) : h("li", { class: "muted" }, "Nothing has happened yet."));
+    arrange(list, shown.length ? shown.map(entryOf) : [nothing]);
     drawStrip(strip, important.slice(-SHOWN), name);
   };
   state.on("notes", show);
