@@ -272,10 +272,12 @@ from ddp import elastic
 
 place = ddp.init()
 folder = os.path.join(os.environ["THERE"], f"commits-{place.rank}")
-if place.rank == 0:
-    open(folder, "w").close()
 state = elastic.State(step=0, folder=folder)
 state.resume()
+if place.rank == 0:  # after the checks of the folder
+    if os.path.isdir(folder):
+        os.rmdir(folder)
+    open(folder, "w").close()
 for state.step in (1, 2):
     if state.step == 2 and place.rank == 0:
         os.unlink(folder)

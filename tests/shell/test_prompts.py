@@ -74,7 +74,7 @@ def test_unfinished_text_of_a_rank_that_asks_nothing_leaves_the_status(
 ) -> None:
     job = launch(*ONE, source=_UNFINISHED, fake_torch="", **on_terminal(seen))
     seen.forget_slave()
-    seen.wait_until(lambda: seen.rows[:1] == ["loading ..."] and "ranks running" in seen.rows[-1])
+    seen.wait_until(lambda: seen.rows[:1] == ["loading ..."] and "rank running" in seen.rows[-1])
     (job.there / "over").touch()
     assert job.wait() == 0
     assert seen.end() == ["loading ...done"]
@@ -146,7 +146,7 @@ def test_in_the_background_lines_are_written_and_nothing_is_drawn(seen: SeenTerm
     rows = seen.end()
     assert sorted(rows[:2]) == ["50%", "a line"]
     assert "job failed" in rows[2]
-    assert b"ranks running" not in seen.raw
+    assert b"rank running" not in seen.raw
     assert seen.raw.count(b"50%") == 1  # what it left as its last line
 
 
