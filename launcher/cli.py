@@ -169,7 +169,7 @@ def prepare(
     spec, warnings = assemble(settings, entry, _host_environment(settings, python or sys.executable, environ))
     checks.check_port_and_log_dir(settings)
     checks.check_open_files(settings, spec)
-    checks.check_debugger(settings, python)
+    checks.check_debugger(settings, python, spec.nproc)
     checks.check_page(settings)
     return spec, warnings
 

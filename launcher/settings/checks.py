@@ -352,10 +352,16 @@ def check_port_and_log_dir(settings: Settings) -> None:
     check_log_dir(settings.of("log_dir"))
 
 
-def check_debugger(settings: Settings, python: str) -> None:
-    """Find out before the ranks start whether debugpy is installed. Another interpreter tells by itself."""
+def check_debugger(settings: Settings, python: str, nproc: int) -> None:
+    """Find out before the ranks start whether there is such a rank and debugpy. Another interpreter tells by itself."""
     setting = settings.of("debug")
-    if setting.value is None or not setting.value.address or python:
+    if setting.value is None:
+        return
+    is_alone = settings["nnodes"][1] == 1  # other nodes may have other numbers of ranks
+    if is_alone and setting.value.rank >= nproc:
+        ranks = f"ranks of this job are 0 to {nproc - 1}" if nproc > 1 else "only rank of this job is 0"
+        raise setting.wrong(f"the {ranks}", "use a rank that exists")
+    if not setting.value.address or python:
         return
     from importlib.util import find_spec
 

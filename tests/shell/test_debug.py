@@ -82,6 +82,12 @@ def test_one_rank_waits_for_an_editor_before_its_script(launch: Launch, tmp_path
     assert "script of rank 1 127.0.0.1:5679" in job.stdout()
 
 
+def test_a_rank_that_the_job_does_not_have_is_refused(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "2", "--debug", "7", source="")
+    assert job.wait() == 2
+    assert "invalid --debug '7': the ranks of this job are 0 to 1. Use a rank that exists." in job.stderr()
+
+
 def test_an_editor_without_debugpy_is_refused_before_anything_starts(launch: Launch) -> None:
     job = launch("--debug", "0:5679", source="", env={"PYTHONPATH": "/nonexistent"})
     assert job.wait() == 2
