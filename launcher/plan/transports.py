@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from launcher.plan.network import Link, MeasuredLink, Transport
 
+_CHECKED = "2 to 8 ranks on CPUs, over links of 200 and 400 Mbit/s"  # docs/plan.md has the table
 GLOO = Transport(
-    "gloo", is_hierarchical=False, has_trees=False, share=0.96, message_s=17e-5, collective_s=1e-4, byte_s=0.0
+    "gloo",
+    is_hierarchical=False,
+    has_trees=False,
+    share=0.96,
+    message_s=17e-5,
+    collective_s=1e-4,
+    byte_s=0.0,
+    error=0.07,
+    checked=_CHECKED,
 )
 HIER = Transport(
-    "hier", is_hierarchical=True, has_trees=False, share=0.96, message_s=9e-5, collective_s=0.0, byte_s=0.0
+    "hier",
+    is_hierarchical=True,
+    has_trees=False,
+    share=0.96,
+    message_s=9e-5,
+    collective_s=0.0,
+    byte_s=0.0,
+    error=0.10,
+    checked=_CHECKED,
 )
 # Latencies and shares as NVIDIA publishes them for NCCL with InfiniBand. No run has checked them.
 NCCL = Transport(
