@@ -17,7 +17,6 @@
 #include <Python.h>
 
 #include <stdint.h>
-#include <string.h>
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define HAS_X86 1
