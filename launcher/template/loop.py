@@ -92,6 +92,8 @@ class Loop:
         self._poll.register(self._wake_r, select.POLLIN)
         self._tell(Ready(self._warm, self._obstacle, import_s))
         scratch.remove_left_behind(scratch_folder)
+        if self._cgroup:
+            cgroup.remove_left_behind(self._cgroup)
         while True:
             for fd, events in self._events():
                 if fd == self._wake_r:

@@ -7,6 +7,7 @@ open and however often they fork, so /proc tells at any time which of them are t
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -136,6 +137,8 @@ class Launched:
             words = words if str(script) in words else (*words, str(script))
         self.out, self.err = folder / "stdout", folder / "stderr"
         command = [*before, sys.executable, "-m", "launcher", *words]
+        # Of jobs that were killed, one of which may have had the process number that this one gets.
+        self._older_cgroups = set(glob.glob(cgroup.place("*")))
         with self.out.open("wb") as out, self.err.open("wb") as err:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             self.agent = subprocess.Popen(command, env=self.env, **{**streams, **popen})
@@ -223,8 +226,12 @@ class Launched:
     def logs(self) -> list[Path]:
         return sorted(self.temp.iterdir())
 
+    def cgroup(self) -> str:
+        return cgroup.place(str(self.agent.pid))
+
     def has_cgroup(self) -> bool:
-        return os.path.isdir(cgroup.place(f"ddp-launch-{self.agent.pid}"))
+        folder = self.cgroup()
+        return folder not in self._older_cgroups and os.path.isdir(folder)
 
     def assert_nothing_left(self, timeout_s: float = SOON_S) -> None:
         """The logs may be; nothing else of it."""
@@ -247,7 +254,7 @@ class Launched:
                     os.kill(pid, signal.SIGKILL)
         self.agent.wait()
         # Where a test has killed both who would have removed it; what was killed just now may still be leaving.
-        folder = cgroup.place(f"ddp-launch-{self.agent.pid}")
+        folder = self.cgroup()
         eventually(lambda: cgroup.remove(folder), what=f"{folder} is empty")
         shutil.rmtree(self.temp)
 

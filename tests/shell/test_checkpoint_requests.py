@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launched import eventually
 
-from launcher.template import scratch
+from launcher.template import cgroup, scratch
 
 if TYPE_CHECKING:
     import pytest
@@ -152,6 +152,10 @@ def test_what_two_kills_at_once_left_behind_goes_with_the_next_job(
         scratch.remove_left_behind(str(used.parent / "another"))
     assert not left.exists()
     assert used.exists(), "its lock is held"
+    if running.has_cgroup():  # the system permits it
+        cgroup.remove_left_behind(running.cgroup())
+        assert not os.path.exists(killed.cgroup())
+        assert running.has_cgroup(), "it has members"
     (tmp_path / "finish").touch()
     assert running.wait() == 0
     assert not used.exists()
