@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TRAIN = """
 import os, sys, time
 from ddp.telemetry import status_page as s
+time.sleep(0.5)  # its imports
 page, rank = s.page(), os.environ["RANK"]
 page.phase(s.IDLE)
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -86,7 +87,8 @@ def test_a_job_says_what_its_time_was_spent_on(launch: Launch) -> None:
         assert rank["spent"]["redo"] >= 5 * 0.08  # five steps after the checkpoint of rank 0
         assert rank["spent"]["forward"] >= 15 * 0.02
         assert rank["spent"]["backward"] >= 15 * 0.04
-        assert rank["spent"]["init"] > 0
+        # What the agent hears late of the new process belongs to "fork".
+        assert rank["spent"]["fork"] + rank["spent"]["init"] >= 0.5
     whole = sum(spent["time"]["spent"].values())
     assert whole == pytest.approx(sum(sum(rank["spent"].values()) for rank in spent["ranks"]))
     (line,) = (line for line in job.stderr().splitlines() if "goodput" in line)
@@ -95,7 +97,9 @@ def test_a_job_says_what_its_time_was_spent_on(launch: Launch) -> None:
     assert 0.3 * wall <= float(each) <= wall
     shares, lost = line.split(": ", 2)[2].split(" (", 1)
     assert sum(float(share) for _, share in SHARE.findall(shares)) == pytest.approx(100.0, abs=1.0)
-    assert {"detect", "init", "redo"} <= {name for name, _ in SHARE.findall(lost)}
+    parts = {name for name, _ in SHARE.findall(lost)}
+    assert {"detect", "redo"} <= parts
+    assert parts & {"fork", "init"}
 
 
 def spent_by_the_job(endpoint: str) -> Any:
