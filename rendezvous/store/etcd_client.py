@@ -56,9 +56,11 @@ class _Reaction(Enum):
 
 
 class EtcdClient:
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._members = [Member(endpoint, access.tls) for endpoint in access.endpoints]
+    """`kind`: how to connect to a member; `MemberOfThread` in another thread than that of the service."""
+
+    def __init__(self, access: Access, kind: type[Member] = Member) -> None:
+        self.access = access
+        self._members = [kind(endpoint, access.tls) for endpoint in access.endpoints]
         self._at = random.randrange(len(self._members))
         self._token: str | None = None if access.user else ""
         self._signing_in = asyncio.Lock()
@@ -151,7 +153,7 @@ class EtcdClient:
 
     def sign_in_again(self, used: Metadata) -> None:
         """Drop the token, unless it was renewed since `used`."""
-        if self._access.user and used == (("token", self._token),):
+        if self.access.user and used == (("token", self._token),):
             self._token = None
 
     async def close(self) -> None:
@@ -171,7 +173,7 @@ class EtcdClient:
                 self._not_answering = True
                 self.switch_from(member)
             case _Reaction.SIGN_IN:
-                if not self._access.user:
+                if not self.access.user:
                     raise StoreError(
                         f"etcd requires a user and a password: use etcd://USER@HOST ({words(error)})"
                     ) from error
@@ -193,7 +195,7 @@ class EtcdClient:
         async with self._signing_in:
             if self._token is not None:
                 return
-            request = pb.AuthenticateRequest(name=self._access.user, password=self._access.password())
+            request = pb.AuthenticateRequest(name=self.access.user, password=self.access.password())
             try:
                 answer = await self.member().ask(AUTHENTICATE, request, (), limit_s)
             except grpc.aio.AioRpcError as error:

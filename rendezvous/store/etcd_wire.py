@@ -1,4 +1,9 @@
-"""One etcd member: its channel, opened when needed, and reopened when the TLS files on disk have changed."""
+"""One etcd member: its channel, opened when needed, and reopened when the TLS files on disk have changed.
+
+`Member` uses `grpc.aio`. All of its channels in a process share one queue, which any event loop of the process may
+empty for all others. So a second loop would be woken by every message of the service, and would do its work.
+`MemberOfThread` is for a loop in another thread: it uses gRPC's other client, which has a queue for each channel.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
@@ -44,7 +49,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 class Method(Generic[Q, A]):
     path: str
     answer: type[A]
-    on_stream: bool = False  # a stream made for many requests; one is enough for us
 
     @property
     def name(self) -> str:
@@ -62,8 +66,9 @@ GRANT: Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse] = Method(
 REVOKE: Method[pb.LeaseRevokeRequest, pb.LeaseRevokeResponse] = Method(
     "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse
 )
+# A stream for many requests. A call with one request is such a stream, too: it has one answer, and then it ends.
 KEEP_ALIVE: Method[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] = Method(
-    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse, on_stream=True
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse
 )
 AUTHENTICATE: Method[pb.AuthenticateRequest, pb.AuthenticateResponse] = Method(
     "/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse
@@ -93,23 +98,24 @@ class Member:
     def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
         self.endpoint = endpoint
         self._tls = tls
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: Any = None
         self._calls: dict[str, Any] = {}  # of this channel
         self._stamp: tuple[object, ...] = ()
         self._check_at = 0.0
 
     async def ask(self, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float) -> A:
+        answer: A = await (await self._call(method, request))(request, metadata=metadata, timeout=timeout_s)
+        return answer
+
+    async def _call(self, method: Method[Q, A], request: Q) -> Any:
         channel = await self._open()
-        if method.on_stream:
-            return await _first_answer(channel, method, request, metadata, timeout_s)
         if method.path not in self._calls:
             self._calls[method.path] = channel.unary_unary(
                 method.path,
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=method.answer.FromString,
             )
-        answer: A = await self._calls[method.path](request, metadata=metadata, timeout=timeout_s)
-        return answer
+        return self._calls[method.path]
 
     async def stream(
         self, path: str, request: type[Q], answer: type[A], metadata: Metadata
@@ -123,19 +129,22 @@ class Member:
     async def close(self) -> None:
         channel, self._channel, self._calls = self._channel, None, {}
         if channel is not None:
-            await channel.close()
+            await self._hang_up(channel)
 
-    async def _open(self) -> grpc.aio.Channel:
+    async def _open(self) -> Any:
         if self._tls is not None:
             await self._renew_if_files_changed(self._tls)
         if self._channel is None:
             self._channel = self._dial()
         return self._channel
 
-    def _dial(self) -> grpc.aio.Channel:
+    def _dial(self) -> Any:
         if self._tls is None:
             return grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
         return grpc.aio.secure_channel(self.endpoint, _credentials(self._tls), options=_OPTIONS)
+
+    async def _hang_up(self, channel: Any) -> None:
+        await channel.close()
 
     async def _renew_if_files_changed(self, tls: TlsFiles) -> None:
         """If the files do not match yet, they are checked again later. The old connection stays in use until then."""
@@ -154,26 +163,50 @@ class Member:
         self._stamp = stamp
         if renewed is not None and self._channel is not None:
             old, self._channel, self._calls = self._channel, renewed, {}
-            await old.close()
+            await self._hang_up(old)
 
 
-async def _first_answer(
-    channel: grpc.aio.Channel, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float
-) -> A:
-    call: Any = channel.stream_stream(
-        method.path,
-        request_serializer=type(request).SerializeToString,
-        response_deserializer=method.answer.FromString,
-    )
-    stream = call(metadata=metadata, timeout=timeout_s)
-    try:
-        await stream.write(request)
-        received = await stream.read()
-    finally:
-        stream.cancel()
-    if not isinstance(received, method.answer):
-        raise unavailable("etcd ended the stream without an answer; the call is retried")
-    return received
+class MemberOfThread(Member):
+    """For the event loop of another thread. It raises the same errors as `Member`."""
+
+    async def ask(self, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float) -> A:
+        calling = (await self._call(method, request)).future(request, metadata=metadata, timeout=timeout_s)
+        try:
+            await _end_of(calling)
+        finally:
+            calling.cancel()  # without effect on a call that has ended
+        if calling.code() is not grpc.StatusCode.OK:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(calling.code(), nothing, nothing, calling.details())
+        answer = calling.result()
+        if not isinstance(answer, method.answer):
+            raise unavailable("etcd ended the call without an answer; the call is retried")
+        return answer
+
+    def _dial(self) -> Any:
+        if self._tls is None:
+            return grpc.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.secure_channel(self.endpoint, _credentials(self._tls), options=_OPTIONS)
+
+    async def _hang_up(self, channel: Any) -> None:
+        channel.close()
+
+
+async def _end_of(calling: Any) -> None:
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended before the call
+            loop.call_soon_threadsafe(finish, ended)
+
+    calling.add_done_callback(tell)
+    await ended
+
+
+def finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ async def first_of(*replicas: Replica, after: float = 0.0) -> tuple[Replica, flo
 
 
 @asynccontextmanager
-async def replica(url: str, name: str, ttl_s: int = 2) -> AsyncIterator[Replica]:
+async def replica(url: str, name: str, ttl_s: int = 2, hung_after_s: float = 60.0) -> AsyncIterator[Replica]:
     root = str(Path(__file__).parents[2])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -100,6 +100,7 @@ async def replica(url: str, name: str, ttl_s: int = 2) -> AsyncIterator[Replica]
         name,
         "j",
         str(ttl_s),
+        str(hung_after_s),
         stdout=asyncio.subprocess.PIPE,
         limit=2**24,
         env={**os.environ, "PYTHONPATH": root},
@@ -126,7 +127,7 @@ async def opened(url: str, address: str) -> AsyncIterator[EtcdStore]:
 
 
 def test_one_owns_and_the_others_know_who(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)
+    monkeypatch.setattr("rendezvous.store.etcd_lease._TTL_S", 600)
 
     async def check() -> None:
         async with opened(url, "a:1") as a, opened(url, "b:1") as b:
@@ -154,7 +155,7 @@ def test_a_released_job_and_a_closed_replica_are_free_at_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long before any lease is over."""
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)
+    monkeypatch.setattr("rendezvous.store.etcd_lease._TTL_S", 600)
 
     async def check() -> None:
         freed: asyncio.Queue[str] = asyncio.Queue()
@@ -186,7 +187,7 @@ def test_a_released_job_and_a_closed_replica_are_free_at_once(
 
 def test_etcd_itself_refuses_the_write_of_a_deposed_owner(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is gone and the job another's, but it does not know yet: no clock here, the transaction alone."""
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)
+    monkeypatch.setattr("rendezvous.store.etcd_lease._TTL_S", 600)
 
     async def check() -> None:
         async with opened(url, "a:1") as a, opened(url, "b:1") as b:
@@ -195,8 +196,7 @@ def test_etcd_itself_refuses_the_write_of_a_deposed_owner(url: str, monkeypatch:
             version = await old.save(JobState(generation=1), 0)
             claim = a.ownership.claim_of("j")
             assert claim is not None
-            for task in a.ownership.__dict__["_tasks"]:  # the news does not reach it
-                task.cancel()
+            a.ownership.__dict__["_following"].cancel()  # the news does not reach it
             await b.__dict__["_client"].call(REVOKE, pb.LeaseRevokeRequest(ID=claim.lease_id))
             assert (await b.ownership.claim("j")).is_me
             assert a.ownership.is_held(claim)
@@ -212,26 +212,31 @@ def test_etcd_itself_refuses_the_write_of_a_deposed_owner(url: str, monkeypatch:
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("end", ["killed", "frozen"])
+_ENDS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "its loop hangs": signal.SIGUSR1}
+_AWAKES = {"frozen": signal.SIGCONT, "its loop hangs": signal.SIGUSR2}
+
+
+@pytest.mark.parametrize("end", _ENDS)
 def test_the_next_owner_soon_has_the_job(url: str, end: str) -> None:
     """A frozen one that wakes up finds its time over: it writes nothing more, and says nothing more as its owner.
 
-    But for the one word that the freeze broke off: of a write that was done, and certain, before it.
+    But for the one word that the freeze broke off: of a write that was done, and certain, before it. The same is true
+    if only its event loop hangs, while the thread that renews its lease runs.
     """
 
     async def check() -> None:
-        async with replica(url, "a:1") as first:
+        async with replica(url, "a:1", hung_after_s=2.0) as first:
             await first.until("saved")
             async with replica(url, "b:1") as second:
                 await second.until("waits")
                 ended = now()
-                first.process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGSTOP)
+                first.process.send_signal(_ENDS[end])
                 taken = await second.until("saved")
                 assert taken["at"] - ended < _FAIL_OVER_S
                 if end == "killed":
                     return
                 woken = now()
-                first.process.send_signal(signal.SIGCONT)
+                first.process.send_signal(_AWAKES[end])
                 await first.until("waits", woken)
                 after = [line for line in first.said if line["at"] > woken]
                 if after[0]["what"] == "saved":
@@ -242,6 +247,34 @@ def test_the_next_owner_soon_has_the_job(url: str, end: str) -> None:
                 assert "saved" not in words
                 reached = await second.until("saved", woken)
                 assert reached["generation"] >= taken["generation"]
+
+    asyncio.run(check())
+
+
+def test_an_owner_whose_loop_is_busy_keeps_its_jobs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than its lease, the loop does not turn, and its thread does not let go of the interpreter by itself.
+
+    The lease is twice as long as in operation, as others may use this machine.
+    """
+    ttl_s = 4
+    monkeypatch.setattr("rendezvous.store.etcd_lease._TTL_S", ttl_s)
+    lost = []
+
+    async def check() -> None:
+        async with opened(url, "a:1") as a, opened(url, "b:1") as b:
+            a.ownership.listen(lost.append, lambda job: None)
+            await a.ownership.claim("j")
+            claim = a.ownership.claim_of("j")
+            assert claim is not None
+            version = await a.job("j").save(JobState(generation=1), 0)
+            busy_until = time.monotonic() + ttl_s + 2.0  # etcd ends a lease up to a second late
+            while time.monotonic() < busy_until:
+                pass
+            assert a.ownership.holds("j")
+            await a.job("j").save(JobState(generation=2), version)
+            assert a.ownership.is_held(claim)
+            assert (await b.ownership.claim("j")).address == "a:1"
+        assert lost == []
 
     asyncio.run(check())
 

@@ -1,14 +1,18 @@
-"""One replica: owns a job as soon as nobody does, and writes it all the time. Says in JSON lines what becomes of it."""
+"""One replica: owns a job as soon as nobody does, and writes it all the time. Says in JSON lines what becomes of it.
+
+SIGUSR1 makes its event loop hang, until SIGUSR2. Its other threads go on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from dataclasses import replace
 
-from rendezvous.store import etcd_owner
+from rendezvous.store import etcd_lease
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Conflict, OwnershipLost, Store
 
@@ -38,8 +42,8 @@ async def own(store: Store, job_id: str) -> None:
         say("saved", generation=state.generation, version=version, holds=store.ownership.holds(job_id))
 
 
-async def main(url: str, address: str, job_id: str, ttl_s: str) -> None:
-    etcd_owner._TTL_S = int(ttl_s)
+async def main(url: str, address: str, job_id: str, ttl_s: str, hung_after_s: str) -> None:
+    etcd_lease._TTL_S, etcd_lease.HUNG_AFTER_S = int(ttl_s), float(hung_after_s)
     store = await open_store(url, address)
     free = asyncio.Event()
     free.set()
@@ -56,4 +60,6 @@ async def main(url: str, address: str, job_id: str, ttl_s: str) -> None:
         await own(store, job_id)
 
 
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in all threads: only `sigwait` takes it
+signal.signal(signal.SIGUSR1, lambda number, frame: signal.sigwait({signal.SIGUSR2}))
 asyncio.run(main(*sys.argv[1:]))
