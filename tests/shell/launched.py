@@ -245,7 +245,8 @@ class Launched:
         assert all(path.name.startswith("ddp-launch-") for path in ours), ours
 
     def clean_up(self) -> None:
-        for pid in (*self.processes(), self.agent.pid):
+        self.agent.kill()  # not by its number, which may be another process's once it was waited for
+        for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         while left := [pid for pid in self.processes() if pid != self.agent.pid]:
