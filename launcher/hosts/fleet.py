@@ -253,7 +253,9 @@ class Fleet:
                 self._terminate(member)
 
     def _terminate(self, member: Member) -> None:
-        if member.process:
+        if (
+            member.process and member.process.returncode is None
+        ):  # afterwards its number may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(member.process.pid, signal.SIGTERM)
 
