@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from launched import eventually
 from ports import free_port
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
@@ -309,7 +310,7 @@ def test_nothing_is_left_when_the_caller_is_stopped(tmp_path: Path, signum: sign
     ranks = ranks_of(process)
     process.send_signal(signum)
     _, err = process.communicate(timeout=60)  # the command holds the pipes as long as it runs
-    assert all(map(is_gone, ranks))
+    eventually(lambda: all(map(is_gone, ranks)), what="an orphan is gone when somebody has waited for it")
     if signum == signal.SIGINT:
         assert err.rstrip().endswith("KeyboardInterrupt")
         assert process.returncode in (1, 130, -signal.SIGINT)

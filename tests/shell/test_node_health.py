@@ -77,10 +77,10 @@ def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, po
     job = launch("--nproc-per-node", "2", source=STAYS, env={"DDP_HEALTH_PORT": str(port)}, fake_torch="")
     job.await_there("rank0", "rank1")
     assert ask(port, "/livez") == (200, "alive\n")
-    assert ask(port, "/readyz") == (200, "ready\n")
-    status, text = ask(port, "/metrics")
-    assert status == 200
-    assert "ddp_launch_ranks_running 2" in text.splitlines()
+    # The agent hears a moment later that a rank runs.
+    eventually(lambda: ask(port, "/readyz") == (200, "ready\n"), what="it is ready")
+    assert ask(port, "/metrics")[0] == 200
+    eventually(lambda: "ddp_launch_ranks_running 2" in ask(port, "/metrics")[1].splitlines())
     eventually(lambda: "ddp_launch_memory_used_bytes" in ask(port, "/metrics")[1])
     finish(job)
     assert f"node health: http://127.0.0.1:{port}/livez" in job.stderr()

@@ -116,7 +116,7 @@ def test_an_edited_script_goes_on_and_a_broken_one_is_taken_back(
     assert "changed: helper.py; all ranks have taken a checkpoint" in out
     assert "the edited script runs in generation 2" in out
     steps = {int((job.there / f"step-{rank}").read_text()) for rank in (0, 1)}
-    assert all(f"two from step {step} " in job.stdout() for step in steps)
+    eventually(lambda: all(f"two from step {step} " in job.stdout() for step in steps), what=f"from {steps}")
     assert min(steps) > 0
 
     edit(job, "def broken(:")

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from launched import Launched, eventually
 from ports import free_port
 from served import Service
-from test_ddpctl_questions import SCRIPT
+from test_ddpctl_questions import SCRIPT, both_run
 
 from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
 
@@ -71,7 +71,7 @@ def job_at(site: Site, name: str, *options: str) -> Iterator[Launched]:
     words = ("--nnodes", "1", "--nproc-per-node", "2", *where, *options, "SCRIPT", "watch")
     job = Launched(site.folder / name, *words, source=SCRIPT, fake_torch="", env=env)
     try:
-        eventually(lambda: "first line of rank 1" in job.stdout(), what="the ranks run")
+        eventually(lambda: both_run(job), what="the ranks run")
         yield job
     finally:
         job.clean_up()
