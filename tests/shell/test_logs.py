@@ -303,7 +303,10 @@ def test_restarts_leak_no_descriptor(tmp_path: Path) -> None:
         screen.write(0, out=b"x\n", generation=generation)
         await_drained(screen.pump, generation)
         counts.append(len(os.listdir("/proc/self/fd")))
-    assert max(counts[5:]) <= max(counts[:5])
+    # Other threads of this process may have a file open for a moment. What leaks stays.
+    eventually(
+        lambda: len(os.listdir("/proc/self/fd")) <= max(counts[:5]), what=f"no more than at first: {counts}"
+    )
     screen.end()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from launched import FAMILY, eventually
 
 if TYPE_CHECKING:
-    from launched import Launch
+    from launched import Launch, Launched
 
 PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
 RANK_0_STAYS = FAMILY + "if os.environ['RANK'] == '0': there('rank'); signal.pause()\n"
@@ -196,19 +197,27 @@ def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> No
         source=source,
         fake_torch="",
     )
-    sizes = []
+    before: list[dict[str, int]] = []
     for generation in (20, last):
         job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=200)
         eventually(lambda: len(job.processes()) == 2 + (3 if warm else 2))
         job.await_journals()
-        sizes.append([size_of(pid) for pid in (job.agent.pid, job.zygote())])
+        before = before or sizes_of(job)
+        eventually(partial(is_no_larger, job, before), what=f"as before: {before}, {sizes_of(job)}")
         (job.there / f"go-{generation}").touch()
     assert job.wait() == 0, job.stderr()[-2000:]
-    for before, after in zip(*sizes, strict=True):
-        assert after["threads"] <= before["threads"]
-        assert after["files"] <= before["files"] + 2
-        assert after["kb"] < before["kb"] + 2048, sizes
     job.assert_nothing_left(0.0)
+
+
+def sizes_of(job: Launched) -> list[dict[str, int]]:
+    return [size_of(pid) for pid in (job.agent.pid, job.zygote())]
+
+
+def is_no_larger(job: Launched, before: list[dict[str, int]]) -> bool:
+    """A thread or a file that was there for a moment is not there at the next look. What leaks is."""
+    spare = {"threads": 0, "files": 2, "kb": 2047}
+    pairs = zip(sizes_of(job), before, strict=True)
+    return all(new[kind] <= old[kind] + spare[kind] for new, old in pairs for kind in spare)
 
 
 def size_of(pid: int) -> dict[str, int]:

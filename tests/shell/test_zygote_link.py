@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -99,18 +100,29 @@ def test_two_ends_with_much_to_say_do_not_wait_for_each_other(
 
 
 def test_descriptors_that_were_never_sent_or_taken_are_closed(
-    ends: tuple[socket.socket, socket.socket],
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     agent, zygote = ends
-    before = len(os.listdir("/proc/self/fd"))
+    sent = tmp_path / "sent"
+    sent.touch()
     outbox, inbox = wire.Outbox(agent), wire.Inbox(zygote)
     for number in range(RANKS):
-        outbox.put(spawn(number, "true"), (os.open(os.devnull, os.O_RDONLY),))
+        outbox.put(spawn(number, "true"), (os.open(sent, os.O_RDONLY),))
     outbox.flush()
     inbox.receive()
+    assert open_here(sent) > 0  # the others are on their way
     outbox.close()
     inbox.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_here(sent) == 0
+
+
+def open_here(path: Path) -> int:
+    """Descriptors of this file alone: what else this process has open, other threads and the collector change."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    return found
 
 
 def test_the_end_of_the_other_is_seen(ends: tuple[socket.socket, socket.socket]) -> None:
