@@ -90,7 +90,7 @@ def test_a_detached_process_of_a_surviving_rank_saves_after_the_failure_of_anoth
 
 
 def test_a_second_ctrl_c_does_not_wait_for_detached_processes(launch: Launch) -> None:
-    source = HELPER + "stay('rank')\n"
+    source = HELPER.replace("time.sleep(0.1)", "time.sleep(5)") + "stay('rank')\n"
     job = launch("--no-warm-start", "--nproc-per-node", "1", source=source)
     job.await_there("rank-0", "helper-0", "session-0")
     job.hail(signal.SIGINT)

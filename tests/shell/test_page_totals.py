@@ -43,7 +43,7 @@ def after(pages: Pages, program: str, native: str = "1", repeat: Repeat = NO_REP
     env = dict(os.environ) | pages.open(0, 5, repeat) | {"DDP_NATIVE": native}
     code = HEAD + textwrap.dedent(program)
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     view = pages.ended(0)
@@ -126,33 +126,43 @@ def test_communication_behind_computation(pages: Pages, native: str) -> None:
     group = page.group("0", 2, "0-1")
     page.phase(s.FORWARD)
     spend(s.BACKWARD, 0.5)      # nothing runs
+    began = time.monotonic()
     first = begin()
     time.sleep(0.02)
     second = begin()
     time.sleep(0.02)            # 40 ms are hidden
     before = page.mark(s.COMMUNICATE)
+    at_most = time.monotonic() - began
     time.sleep(0.5)             # exposed
+    began = time.monotonic()
     page.back(before)
     page.leave(first)
     time.sleep(0.02)            # 60 ms
     page.awaits()
+    at_most += time.monotonic() - began
     time.sleep(0.5)             # exposed, in the backward pass of torch's own class
     page.leave(second)
     page.mark(s.OPTIMIZER)
     waits = begin(is_async=0)
     time.sleep(0.5)
     page.leave(waits)
+    began = time.monotonic()
     begin()
     page.forget()               # its group is gone
+    at_most += time.monotonic() - began
     time.sleep(0.5)
+    began = time.monotonic()
     lost = begin()
     for _ in range(16):         # it leaves the ring
         page.leave(begin(0))
+    at_most += time.monotonic() - began
     time.sleep(0.5)
     page.leave(lost)
     page.mark(s.IDLE)
+    page.message(str(at_most))
     """
-    assert 0.06 <= after(pages, program, native).totals.hidden_s < 0.4
+    view = after(pages, program, native)
+    assert 0.06 <= view.totals.hidden_s <= float(view.message)
 
 
 @WRITERS
@@ -227,6 +237,7 @@ def test_steps_that_a_paused_process_takes_again(pages: Pages, native: str) -> N
     """The agent's numbers are those of the start of the process. They do not count any more."""
     program = """
     page.phase(s.IDLE)
+    began = time.monotonic()
     def step(seconds):
         spend(s.FORWARD, seconds)
         page.mark(s.OPTIMIZER)
@@ -239,13 +250,14 @@ def test_steps_that_a_paused_process_takes_again(pages: Pages, native: str) -> N
     if MORE:
         page.number(49)  # the script goes back to its last commit
         step(0.03)
+        page.message(str(time.monotonic() - began))
         step(0.5)
     """
     during = after(pages, f"MORE = False\n{textwrap.dedent(program)}", native, Repeat(1, 20)).totals
     assert during.repeats
-    over = after(pages, f"MORE = True\n{textwrap.dedent(program)}", native, Repeat(1, 20)).totals
-    assert not over.repeats
-    assert 0.12 <= dict(over.repeated)[RankPhase.FORWARD] < 0.5
+    view = after(pages, f"MORE = True\n{textwrap.dedent(program)}", native, Repeat(1, 20))
+    assert not view.totals.repeats
+    assert 0.12 <= dict(view.totals.repeated)[RankPhase.FORWARD] <= float(view.message)
 
 
 def test_a_process_that_continues_starts_anew_until_its_next_step(pages: Pages) -> None:
@@ -294,7 +306,7 @@ model = DistributedDataParallel(torch.nn.Linear(8, 1))
 def slow(state, bucket):
     future = torch.futures.Future()
     def fulfil():
-        time.sleep(0.2)
+        time.sleep(1)  # longer than the pass that waits for it computes, also on a busy machine
         future.set_result(bucket.buffer())
     import threading
     threading.Thread(target=fulfil).start()

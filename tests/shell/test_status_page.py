@@ -41,7 +41,7 @@ def writing(pages: Pages, program: str, native: str = "1") -> RankView:
     imports = "import os, sys\nfrom ddp.telemetry import status_page"
     code = f"{imports}\npage = status_page.page()\n{textwrap.dedent(program)}"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     view = pages.ended(0)

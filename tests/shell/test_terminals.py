@@ -224,6 +224,8 @@ rank = os.environ["RANK"]
 for epoch in trange(2, desc=f"epoch {rank}"):
     for step in tqdm(range(5), desc=f"step {rank}", leave=False):
         time.sleep(0.12)
+        while rank == "0" and step == 2 and not os.path.exists(os.path.join(os.environ["THERE"], "seen")):
+            time.sleep(0.01)
     tqdm.write(f"wrote {epoch}")
 console = rich.console.Console()
 with rich.progress.Progress(console=console) as progress:
@@ -249,6 +251,7 @@ def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch
         return [row.split(":")[0] for row in below[:2]] == ["[0] epoch 0", "[0] step 0"] and "40%" in below[1]
 
     seen.wait_until(lambda: has_nested_bars() and "ranks running" in seen.rows[-1])
+    (job.there / "seen").touch()
     assert job.wait() == 0
     rows = seen.end()
     for rank in "01":
