@@ -37,10 +37,10 @@ _LOOK_EVERY_S = 0.05  # at whole files: more often would cost as much as the job
 _OVER = object()
 _BOX_ROWS = re.compile(r"^[│|] (.*) [│|]$", re.MULTILINE)
 # Said or not as the machine is quick or busy, by one agent and not by the others: whom it waits for and how long; that
-# a rank takes its time to end; how a node is; which imports it has learned so far.
+# a rank takes its time to end; how a node is, also before the start; which imports it has learned so far.
 _IN_PASSING = re.compile(
     rf"{_SAID}(cannot reach the rendezvous |.*, for \d+ s so far$"
-    r"|rank \d+ reported a communication error |(node|train-)\d+: |the ranks start with \d+ modules? )"
+    r"|rank \d+ reported a communication error |(node|train-)\d+: |pre-flight: |the ranks start with \d+ modules? )"
 )
 
 

@@ -46,7 +46,10 @@ def test_a_command_gets_each_event_of_a_job(launch: Launch, tmp_path: Path) -> N
         fake_torch="",
     )
     assert job.wait() == 0, job.stderr()
-    found = [json.loads(line) for line in events.read_text().splitlines()]
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    found = [
+        event for event in told if event["event"] not in ("notice", "node")
+    ]  # a busy machine has these, too
     kinds = [event["event"] for event in found]
     assert kinds[:2] == ["started", "stopping"]
     assert kinds[-1] == "ended"
@@ -76,7 +79,7 @@ def test_a_loss_that_is_not_a_number_ends_the_job(launch: Launch) -> None:
     assert 'the condition "loss is nan" of --stop-when is true' in job.said()
     assert "'step 20 loss nan'" in job.said()
     assert job.failure()["restarts"] == 0
-    assert "step 200" not in job.stdout()
+    assert "step 2000" not in job.stdout()
 
 
 REPORTS = """
@@ -125,14 +128,20 @@ def test_an_entry_point_is_called_and_its_errors_are_told_once(
 def test_a_command_that_hangs_is_killed_with_its_children(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("launcher.notify.subscribers._COMMAND_S", 0.5)
-    said: list[str] = []
-    subscribers = Subscribers(f"sleep 1000 & echo $! > {tmp_path}/child; wait", said.append)
-    subscribers.put({"event": "started"})
-    subscribers.close()
-    assert "was killed" in said[0]
-    child = int((tmp_path / "child").read_text())
-    eventually(lambda: not alive(child))
+    child = tmp_path / "child"
+    for limit_s in (0.5, 10.0, 60.0):  # a shell of a busy machine may not get so far as to start a child
+        monkeypatch.setattr("launcher.notify.subscribers._COMMAND_S", limit_s)
+        said: list[str] = []
+        subscribers = Subscribers(
+            f"sleep 1000 & echo $! > {child}.part; mv {child}.part {child}; wait", said.append
+        )
+        subscribers.put({"event": "started"})
+        subscribers.close()
+        assert "was killed" in said[0]
+        if child.exists():
+            break
+    pid = int(child.read_text())
+    eventually(lambda: not alive(pid))
 
 
 def alive(pid: int) -> bool:
