@@ -24,7 +24,7 @@ import traceback
 from typing import TYPE_CHECKING, TypeVar
 
 from ddp.groups import reform
-from ddp.telemetry import guard, status_page
+from ddp.telemetry import blocked_thread, guard, status_page
 from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ PAUSE_WITHIN_S = 15.0
 def run(attempt: Callable[[], T]) -> T:
     """Call `attempt` until it returns: again in each generation in which this process goes on."""
     watcher = guard.start()
+    blocked_thread.show_waits()
     watcher.heals(True)
     is_first = True
     try:

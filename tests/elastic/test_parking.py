@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import queue
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from ddp.elastic import healing
 from ddp.groups.reform import CannotReform
-from ddp.telemetry import blocked_thread, release, torch_api
+from ddp.telemetry import blocked_thread, release, status_page, torch_api
 from ddp.telemetry import guard as guards
 from ddp.telemetry.blocked_thread import BlockedThread
 from ddp.telemetry.guard import Continue, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
 
@@ -116,6 +122,7 @@ def test_a_group_that_comes_after_the_pause_is_aborted_too(
 
 
 # The innermost function of a thread, as it would be in a module of this name.
+WAITS_FOR_WORK = "def wait(work):\n    work.wait()\n"
 BLOCKED = "def wait(lock):\n    lock.acquire()\n"
 LOOKS_AGAIN = "def wait(lock):\n    while not lock.acquire(timeout=0.001): pass\n"
 
@@ -177,6 +184,46 @@ def test_a_rank_that_may_still_leave_its_collective_is_not_ended(
     while time.monotonic() < until:
         assert thread.look() == ""
         time.sleep(0.05)
+
+
+@pytest.fixture
+def waits_for_a_message(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], BlockedThread]]:
+    """Starts a thread in a script that waits for a message over Gloo. The message comes at the end of the test."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(dist.Work, "wait", inspect.unwrap(dist.Work.wait))  # comes back after the test
+    monkeypatch.setattr(status_page, "_kept", {})
+    store, limit = dist.HashStore(), timedelta(seconds=120)
+    with ThreadPoolExecutor(2) as pool:
+        receiver, sender = pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, timeout=limit), (0, 1))
+        script: dict[str, Any] = {"__name__": "train"}
+        exec(WAITS_FOR_WORK, script)
+        started: queue.SimpleQueue[BlockedThread] = queue.SimpleQueue()
+
+        def run() -> None:
+            started.put(BlockedThread())
+            script["wait"](receiver.recv([torch.zeros(1)], 1, 0))
+
+        def start() -> BlockedThread:
+            waiting.append(pool.submit(run))
+            return started.get(timeout=60.0)
+
+        waiting: list[Future[None]] = []
+        yield start
+        sender.send([torch.ones(1)], 0, 0).wait()
+        waiting[0].result(timeout=60.0)
+
+
+def test_a_wait_that_the_script_calls_is_one_for_a_collective(
+    waits_for_a_message: Callable[[], BlockedThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nobody traces collectives: then the innermost function would be the script's, which may do anything."""
+    monkeypatch.setattr(blocked_thread, "BLOCKED_S", 0.1)
+    blocked_thread.show_waits()
+    blocked_thread.show_waits()
+    thread, until = waits_for_a_message(), time.monotonic() + 60.0
+    while not (where := thread.look()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert where == "wait in train", "not the wrapper, which tells nobody anything"
 
 
 def test_a_rank_is_paused_parks_and_goes_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
