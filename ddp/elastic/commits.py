@@ -69,6 +69,11 @@ class Choice:
     def in_memory(self) -> bool:
         return all(part[0].in_memory for part in self.parts)
 
+    @property
+    def is_beyond_doubt(self) -> bool:
+        """Whether there is nothing to verify or to compare: what is in memory was written as a whole."""
+        return all(len(part) == 1 and part[0].in_memory for part in self.parts)
+
     def images(self) -> tuple[Source, ...]:
         return tuple(source for part in self.parts for source in part)
 

@@ -36,8 +36,15 @@ T = TypeVar("T")
 PAUSE_WITHIN_S = 15.0
 
 
-def run(attempt: Callable[[], T]) -> T:
-    """Call `attempt` until it returns: again in each generation in which this process goes on."""
+def _nothing() -> None:
+    pass
+
+
+def run(attempt: Callable[[], T], meanwhile: Callable[[], None] = _nothing) -> T:
+    """Call `attempt` until it returns: again in each generation in which this process goes on.
+
+    `meanwhile` is called before that, outside of all groups: other processes are just being started.
+    """
     watcher = guard.start()
     blocked_thread.show_waits()
     watcher.heals(True)
@@ -46,6 +53,7 @@ def run(attempt: Callable[[], T]) -> T:
         while True:
             try:
                 if not is_first:
+                    meanwhile()
                     reform.reform()
                 return attempt()
             except reform.CannotReform as error:

@@ -61,6 +61,9 @@ class _Description:
         layout = self.layout
         return [(leaf, at) for leaf, at in zip(layout.leaves, layout.offsets, strict=True) if at >= 0]
 
+    def stored(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [each for each, at in zip(tensors, self.layout.offsets, strict=True) if at >= 0]
+
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
@@ -70,6 +73,19 @@ class _Commit:
     index: image.Index
     described: _Description
     names: Names | None  # if it is to be written to disk
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedAhead:
+    """A commit whose tensors are in a slot, and which does not exist yet."""
+
+    keeper: Keeper
+    commit: _Commit
+    slot: Slot
+
+    def is_of(self, commit: _Commit) -> bool:
+        """Whether a commit of the same tensors would have them in the same place."""
+        return (commit.described, commit.index.data_at) == (self.commit.described, self.commit.index.data_at)
 
 
 class Keeper:
@@ -91,22 +107,47 @@ class Keeper:
         self._readable: set[Any] = set()  # types of values in skeletons that have proved readable
         self.newest: int | None = None  # the number of the last commit
 
-    def keep_live(self, captured: Captured, number: int) -> None:
-        """Keep the whole replicated state, whatever this rank keeps otherwise."""
-        captured = replace(
-            captured, own={}
-        )  # the interrupted step has changed the errors of communication hooks
+    @property
+    def keeps_all(self) -> bool:
+        """Whether this rank keeps the replicated state on its node, and there is no other."""
+        return self._signature.role.keeps_replicas and self._signature.role.parts == 1
+
+    def copy_live(self, captured: Captured, number: int, most_bytes: int) -> CopiedAhead | None:
+        """Copy the tensors that `keep_live` will keep. None if they have more bytes than that."""
+        keeper, captured = self._of_live(), replace(captured, own={})
+        tensors = leaves.all_local(captured.tensors)
+        described = keeper._describe(captured, tensors)
+        if described.layout.n_bytes > most_bytes:
+            return None
+        commit = keeper._prepared(captured, described, number, to_disk=False)
+        slot = keeper._begin(commit)
+        _copy(keeper._views(slot, commit), described.stored(tensors))
+        return CopiedAhead(keeper, commit, slot)
+
+    def keep_live(self, captured: Captured, number: int, ahead: CopiedAhead | None = None) -> None:
+        """Keep the whole replicated state, whatever this rank keeps otherwise.
+
+        `ahead`: what `copy_live` has returned, if no tensor has changed since.
+        """
+        # The interrupted step has changed the errors of communication hooks.
+        captured = replace(captured, own={})
+        if ahead is not None:
+            described = ahead.keeper._describe(captured, leaves.all_local(captured.tensors))
+            commit = ahead.keeper._prepared(captured, described, number, to_disk=False)
+            if ahead.is_of(commit):
+                return ahead.keeper._complete(commit, ahead.slot)
+        return self._of_live().keep(captured, number, to_disk=False)
+
+    def _of_live(self) -> Keeper:
         role = replace(self._signature.role, part=0, keeps_replicas=True, writes_disk=False)
-        Keeper(self._slots, None, replace(self._signature, role=role, live=True)).keep(
-            captured, number, False
-        )
+        return Keeper(self._slots, None, replace(self._signature, role=role, live=True))
 
     def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
         """Make a commit. If it is overlapped, it is complete some time after this call has returned."""
         tensors = leaves.all_local(captured.tensors)
         described = self._describe(captured, tensors)
         commit = self._prepared(captured, described, number, to_disk)
-        stored = [each for each, at in zip(tensors, described.layout.offsets, strict=True) if at >= 0]
+        stored = described.stored(tensors)
         self.settle()
         snapshot = self._overlap.take(described, described.places(), stored)
         if snapshot is None:

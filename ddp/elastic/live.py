@@ -134,6 +134,11 @@ class Live:
 
     def restore(self) -> None:
         """Bring the objects back to the mark. Only valid if no optimizer has stepped since."""
+        self.restore_shared()
+        self.restore_own()
+
+    def restore_shared(self) -> None:
+        """Bring back what all ranks have in common."""
         assert self._mark is not None
         with torch.no_grad():
             for buffer, kept in self._mark.buffers:
@@ -143,7 +148,6 @@ class Live:
         for each, kept in self._mark.others:
             each.load_state_dict(copy.deepcopy(kept))
         self._fields.update(_copied(self._mark.fields))
-        self.restore_own()
 
     def restore_own(self) -> None:
         """Bring back what belongs to this rank, but the errors of communication hooks."""

@@ -175,6 +175,8 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
     holdings = tuple(team.gather(tuple(local.held)))
     bad: frozenset[str] = frozenset()
     while choice := commits.newest(holdings, bad):
+        if choice.is_beyond_doubt:
+            return choice
         checksums: dict[str, int] = {}
         damaged: set[str] = set()
         for sums, found in team.gather(_verify(team.rank, local, choice)):
@@ -241,13 +243,17 @@ def parts(
 
     `prefers_own`: each rank keeps all of the state, and takes the image that the rank of this number has written.
     """
-    stored = _regions(team, local, choice)
-    same = my_part < len(stored) and stored[my_part] == regions
-    need = commits.parts_needed(my_part, same, len(choice.parts))
-    if prefers_own and (own := _own_image(team, local, choice)) is not None:
-        need = ()
-        yield own
-    sent = {each.part: each for each in commits.plan_broadcasts(choice, tuple(team.gather(need)))}
+    need: tuple[int, ...] = (0,)
+    needs = (need,) * team.size
+    if prefers_own or len(choice.parts) > 1:  # ranks need different parts
+        stored = _regions(team, local, choice)
+        same = my_part < len(stored) and stored[my_part] == regions
+        need = commits.parts_needed(my_part, same, len(choice.parts))
+        if prefers_own and (own := _own_image(team, local, choice)) is not None:
+            need = ()
+            yield own
+        needs = tuple(team.gather(need))
+    sent = {each.part: each for each in commits.plan_broadcasts(choice, needs)}
     for part, sources in enumerate(choice.parts):
         mine = next((each.image for each in sources if team.rank in each.ranks), None)
         here = local.open(mine) if mine is not None and (part in need or part in sent) else None

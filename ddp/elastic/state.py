@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ddp.elastic import (
@@ -28,11 +29,12 @@ from ddp.elastic import (
 from ddp.elastic.checkpoint import Checkpoint
 from ddp.elastic.contents import Contents
 from ddp.elastic.keeper import Keeper, Signature
-from ddp.elastic.live import Live, drop_gradients
+from ddp.elastic.live import Live
 from ddp.elastic.logical_world import LogicalWorld
 from ddp.elastic.remote_folder import open_folder
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
+from ddp.elastic.survivor import Survivor, save_live
 from ddp.elastic.team import Team
 from ddp.elastic.writer import CommitError, Writer
 from ddp.groups import joining
@@ -104,6 +106,7 @@ class State:
         self._keeper: Keeper | None = None
         self._leaving: weakref.finalize[[Keeper, int], State] | None = None
         self._live: Live | None = None
+        self._survivor: Survivor | None = None
         self._resumed_in: str | None = None  # the generation
 
     def __getattr__(self, name: str) -> Any:
@@ -133,7 +136,7 @@ class State:
             self._begin_run()
             return train(*args, **kwargs)
 
-        return healing.run(attempt)
+        return healing.run(attempt, self._copy_ahead)
 
     def _begin_run(self) -> None:
         if self._resumed_in != _generation():
@@ -145,23 +148,17 @@ class State:
             keeper.keep(self._contents.capture(), self._number, to_disk=False)
         self._live.mark(self._number)
 
-    def _save_live(self, team: Team, node: str, is_whole: bool) -> tuple[commits.Position | None, ...]:
-        """If survivors are further than their newest commit, write their state as a commit."""
-        position = None
-        if self._live is not None and self._keeper is not None:
-            drop_gradients(self._contents.objects)
-            live = self._live.number if is_whole else None
-            position = commits.Position(node, self._number, live, self._keeper.newest)
-        positions = tuple(team.gather(position))
-        savers = commits.live_savers(positions)
-        if team.rank in savers:
-            assert self._live is not None
-            assert self._keeper is not None
-            self._live.restore()
-            self._keeper.keep_live(self._contents.capture(), self._number)
-        if savers:
-            team.any(False)  # all wait until these commits are complete
-        return positions
+    def _copy_ahead(self) -> None:
+        """Begin to write what survives in this process, while other processes start (`ddp.elastic.survivor`)."""
+        self._survivor = self._as_survivor()
+        if self._survivor is not None and not self._contents.averagers and not self._logical_worlds:
+            with suppress(Exception):  # it is tried again when all have said where they are, and raises then
+                self._survivor.copy_ahead()
+
+    def _as_survivor(self) -> Survivor | None:
+        if self._live is None or self._keeper is None:
+            return None
+        return Survivor(self._contents, self._live, self._keeper, self._number)
 
     # --- resuming ----------------------------------------------------------------------------------
 
@@ -186,9 +183,13 @@ class State:
             world.move(team)
         node = resume.node_name(places)
         (part, parts), regions = self._contents.partition(team.rank, team.size)
-        positions = self._save_live(team, node, is_whole=parts == 1 and not self._contents.averagers)
-        members = team.gather(commits.Member(node, part, parts))
-        role = commits.roles(tuple(members), bool(self._contents.averagers))[team.rank]
+        is_whole = parts == 1 and not self._contents.averagers
+        survivor, self._survivor = self._survivor or self._as_survivor(), None
+        position = survivor.position(node, is_whole) if survivor is not None else None
+        told = team.gather((position, commits.Member(node, part, parts)))
+        positions, members = tuple(zip(*told, strict=True))
+        save_live(survivor, team, positions)
+        role = commits.roles(members, bool(self._contents.averagers))[team.rank]
         local = resume.find_images(team, places, self._folder)
         shield = self._shield(team, node, places, team.size if self._contents.averagers else parts)
         if shield is not None:

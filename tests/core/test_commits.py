@@ -112,6 +112,19 @@ def test_memory_comes_before_disk_and_replicas_must_agree() -> None:
     assert [source.image for source in choice.parts[0]] == ["disk"]
 
 
+def test_what_is_in_memory_once_needs_no_check() -> None:
+    """Then the ranks need not tell each other what they have found."""
+
+    def choice(*parts: tuple[commits.Source, ...]) -> commits.Choice:
+        return commits.Choice(A, parts)
+
+    one, other = commits.Source("a", (0,), in_memory=True), commits.Source("b", (1,), in_memory=True)
+    on_disk = commits.Source("c", (0, 1), in_memory=False)
+    assert choice((one,), (other,)).is_beyond_doubt
+    assert not choice((one, other)).is_beyond_doubt, "replicas must agree"
+    assert not choice((one,), (on_disk,)).is_beyond_doubt
+
+
 def test_who_cannot_read_is_sent_it_and_nobody_else_is() -> None:
     choice = commits.newest(((held(A, 0, 0, 2),), (held(A, 1, 1, 2),)))
     assert choice is not None

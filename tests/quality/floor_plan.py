@@ -153,7 +153,7 @@ SHELL = {
             "generator_memory generators healing image inspection keeper leaves live logical_buffers logical_exchange "
             "logical_model logical_sums logical_world manifest open_states overlap own parity_file parity_store "
             "part_file peer_links pinning protection protection_rounds protector rebuilding remote_folder request "
-            "resume safetensors stripe_encoder sampler scratch shares snapshot state team writer",
+            "resume safetensors stripe_encoder sampler scratch shares snapshot state survivor team writer",
         ),
         *within(
             "groups",
