@@ -74,9 +74,12 @@ class Agent:
             self.contact_at = time.monotonic()
 
     async def meet(self) -> None:
+        self._join()
+        await self.run(1)
+
+    def _join(self) -> None:
         facts = NodeFacts(host=self._agent.node, address="127.0.0.1", nproc=8)
         self.session.send(AgentJoined(self._agent, self._spec, facts))
-        await self.run(1)
 
     async def run(self, generation: int) -> None:
         """Until its ranks may run in this generation, or a later one."""
@@ -102,6 +105,8 @@ class Agent:
                     known.append(words)
             case Ended(outcome):
                 self.outcome = outcome
+            case Refused(retryable=True):
+                self._join()
             case Refused(reason):
                 _give_up(f"{self._agent}: {reason}")
 

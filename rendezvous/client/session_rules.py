@@ -45,6 +45,7 @@ _AVOIDED_S = 10.0  # each attempt to reach an unresponsive endpoint takes second
 _LONGEST_PATIENCE_S = 20.0
 _CROWD = 400  # agents: more of them ping less often, and wait longer for the answer ...
 _MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: the service may be busy with the others
+_LONGEST_CONNECT_S = 30.0
 _TRY_AGAIN, _NOT_ALLOWED = 75, 77
 
 
@@ -223,7 +224,7 @@ def _send(state: SessionState, message: FromAgent, now: float) -> SessionStep:
 def _open(state: SessionState, now: float) -> SessionStep:
     endpoint = _redirected_to(state, now) or state.endpoints[state.at]
     recent = tuple(at for at in state.silent_streams if at > now - _RECENT_S)
-    factor, connect_s = _time_factor(state), state.connect_s
+    factor, connect_s = _time_factor(state), min(state.connect_s * _crowd_factor(state), _LONGEST_CONNECT_S)
     state = replace(
         state,
         link=Link.STREAMING,
@@ -256,9 +257,18 @@ def patience(state: SessionState) -> float:
 
 
 def _time_factor(state: SessionState) -> float:
+    return min(_crowd_factor(state), _MAX_TIME_FACTOR)
+
+
+def _crowd_factor(state: SessionState) -> float:
+    """How many times longer than in a small job the service may need, if all agents connect at once.
+
+    The time to connect grows with it. An agent that gives up and connects again goes back to the end of the queue: if
+    the service needed more than that time for all of them, none would ever be through.
+    """
     joined = state.replay.joined
     nodes = 0 if joined is None else joined.spec.max_nodes
-    return min(max(1.0, nodes / _CROWD), _MAX_TIME_FACTOR)
+    return max(1.0, nodes / _CROWD)
 
 
 def heartbeat_every_s(state: SessionState) -> float:

@@ -56,7 +56,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second service on the same port fails instead of sharing it
     ("grpc.http2.bdp_probe", 0),  # do not ping with each message to tune the windows ...
     ("grpc.http2.lookahead_bytes", MESSAGE_BYTES),  # ... a stream may have this much in flight
-    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 40_000),  # longer than the agents of a large job wait for it
     ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
     ("grpc.keepalive_time_ms", 30_000),  # detects a peer that vanished
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -148,6 +148,18 @@ def test_a_link_that_worked_and_fell_silent_is_tried_again_quickly() -> None:
     assert patience(state) == PATIENCE_S
 
 
+@pytest.mark.parametrize(
+    ("nodes", "connect_s"), [(2, 3.0), (400, 3.0), (1600, 12.0), (4000, 30.0), (16000, 30.0)]
+)
+def test_agents_of_a_large_job_wait_longer_for_a_connection(nodes: int, connect_s: float) -> None:
+    """As they all connect at once, none would get one if all of them gave up before the service has accepted them."""
+    join = replace(JOIN, spec=JobSpec("job", nodes, nodes))
+    state, effects = after(NEW, MessageSent(join))
+    assert opened(effects).connect_s == connect_s
+    _, effects = after(state, StreamFailed("failed to connect"), PauseEnded())
+    assert opened(effects).connect_s == connect_s
+
+
 def test_an_unreachable_service_is_mentioned_early_and_given_up_late() -> None:
     refused = StreamFailed("connection refused")
     state, effects = after(JOINED, refused, at=5.0)

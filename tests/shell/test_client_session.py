@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from served import Agent, Service, agents, serving, soon
 
+from rendezvous.client import session_rules
 from rendezvous.client.options import ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import connect
 from rendezvous.client.session_rules import PATIENCE_S, patience
+from rendezvous.service import server
 from rendezvous.values.events import AgentLeft, Refused, Stop, StoreAt, Waiting
 from rendezvous.values.types import AgentId, JobSpec, RestartBudget
 
@@ -44,6 +46,13 @@ def test_a_service_that_accepts_and_never_answers_is_passed_over() -> None:
 
     with serving() as service, socket.create_server(("127.0.0.1", 0)) as silent:
         soon(story(f"127.0.0.1:{silent.getsockname()[1]}", service.endpoint))
+
+
+def test_the_service_waits_for_an_agent_longer_than_the_agent_for_the_service() -> None:
+    """Or it closes connections of agents that would have come through, if thousands connect at once."""
+    assert (
+        dict(server._OPTIONS)["grpc.server_handshake_timeout_ms"] > 1000.0 * session_rules._LONGEST_CONNECT_S
+    )
 
 
 def test_a_frozen_service_is_left_for_another() -> None:
