@@ -96,7 +96,9 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
             if each.image not in bad:
                 by_commit.setdefault(each.commit, []).append((reader, each))
     found = [
-        choice for commit in sorted(by_commit, reverse=True) if (choice := _choice(commit, by_commit[commit]))
+        choice
+        for commit in sorted(by_commit, reverse=True)
+        if (choice := _choice(commit, by_commit[commit], len(holdings)))
     ]
     if not found:
         return None
@@ -114,7 +116,7 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     return next(whole, first)
 
 
-def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]]) -> Choice | None:
+def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]], world_size: int) -> Choice | None:
     parts: dict[int, dict[str, tuple[list[int], bool]]] = {}
     for reader, each in seen:
         if each.part is not None:
@@ -123,7 +125,7 @@ def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]]) -> Choice
     wanted = max(each.parts for _reader, each in seen)
     if sorted(parts) != list(range(wanted)):
         return None
-    return Choice(commit, tuple(_sources(parts[part]) for part in range(wanted)))
+    return Choice(commit, tuple(_sources(parts[part], world_size) for part in range(wanted)))
 
 
 def _has_all_private(seen: list[tuple[int, ReadableImage]], world_size: int) -> bool:
@@ -132,14 +134,19 @@ def _has_all_private(seen: list[tuple[int, ReadableImage]], world_size: int) -> 
     return len(own) == world_size
 
 
-def _sources(images: dict[str, tuple[list[int], bool]]) -> tuple[Source, ...]:
+def _sources(images: dict[str, tuple[list[int], bool]], world_size: int) -> tuple[Source, ...]:
     """Sort images by rank, so that all ranks get the same order. Those on disk are used only if none is in memory:
 
-    they would have to be read and verified, and another node sends the image in memory sooner.
+    they would have to be read and verified, and another node sends the image in memory sooner. If all ranks can read
+    one in memory, it is the only one: then nothing has to be compared.
     """
     sources = [Source(image, tuple(ranks), in_memory) for image, (ranks, in_memory) in images.items()]
     best = [source for source in sources if source.in_memory] or sources
-    return tuple(sorted(best, key=lambda source: (source.ranks[0], source.image)))
+    ordered = sorted(best, key=lambda source: (source.ranks[0], source.image))
+    for source in ordered:
+        if source.in_memory and len(source.ranks) == world_size:
+            return (source,)
+    return tuple(ordered)
 
 
 def verifying_rank(source: Source, part: int) -> int:

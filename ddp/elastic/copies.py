@@ -8,24 +8,19 @@ that was captured finds the tensors where they were. Otherwise the copy is new m
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import leaves
-from ddp.telemetry import torch_api
+from ddp.elastic import bulk_copy, leaves, paging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddp.elastic.leaves import Leaf
 
-_MADV_HUGEPAGE = 14
-_LARGE_PAGE = 2 << 20
+_MANY_PAGES = 4 << 20  # bytes
 
 
 def homes(objects: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -77,29 +72,13 @@ def owned(tree: Any, home_of: Callable[[torch.Tensor], torch.Tensor | None] = la
         out_of.append(leaves.local(tensor))
     with torch.no_grad():
         if into:
-            torch_api.copy_all(into, out_of)
+            bulk_copy.copy_all(into, out_of)
     return leaves.assemble(skeleton, copies.__getitem__)
 
 
 def _new(tensor: torch.Tensor) -> torch.Tensor:
     mine = leaves.local(tensor)
     made = torch.empty_like(mine)
-    if made.device.type == "cpu" and made.numel() * made.element_size() >= 2 * _LARGE_PAGE:
-        _ask_for_large_pages(made)
+    if made.device.type == "cpu" and made.nbytes >= _MANY_PAGES:
+        paging.ask_for_large_pages(made.data_ptr(), made.nbytes)
     return leaves.with_sharding(made, tensor)
-
-
-def _ask_for_large_pages(tensor: torch.Tensor) -> None:
-    """A fault for each 4 KiB takes longer than the copy. It is only a hint, so its errors do not count."""
-    begin = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
-    end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
-    if (advise := _madvise()) is not None and begin < end:
-        advise(begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE, _MADV_HUGEPAGE)
-
-
-@functools.cache
-def _madvise() -> Any:
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None:
-        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return advise

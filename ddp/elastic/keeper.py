@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import commits, generators, image, leaves, pinning
+from ddp.elastic import bulk_copy, commits, generators, image, leaves, pinning
 from ddp.elastic.overlap import Overlap
 from ddp.elastic.writer import CommitError
-from ddp.telemetry import guard, torch_api
+from ddp.telemetry import guard
 from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
@@ -296,6 +296,7 @@ class Keeper:
     def end(self) -> None:
         """Another generation begins. What is complete stays."""
         self.settle()
+        self._slots.settle()
         self.end_protection()
         self._overlap.end()
 
@@ -342,7 +343,7 @@ def _kinds_in(skeleton: Any) -> set[Any]:
 def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     with torch.no_grad():
         if tensors:
-            torch_api.copy_all(views, tensors)
+            bulk_copy.copy_all(views, tensors)
 
 
 def _check_readable(skeleton: bytes) -> None:

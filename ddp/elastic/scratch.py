@@ -8,6 +8,10 @@ never restarted, so its folder contains its own process id.
 A rank keeps its commits in a few *slots*, which are mapped files that it overwrites in turn. So after the first commits
 a commit is one copy from tensors to mapped memory, and the kernel allocates no pages. A rank never overwrites the last
 good commits, or a commit that is being written to disk.
+
+The kernel takes longer to give and clear the pages of a slot than a commit takes. So a thread makes large slots before
+commits need them: after a restart in place of slots that nobody needs any more, and later where no file is yet. A file
+whose commit other ranks may still need is replaced by the commit that overwrites it, and not before.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp.elastic import paging
 from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"ddp-elastic-(\d+)-(\d+)-(\d+)-(\d+)(?:-[a-z0-9_]+)?")
 _SLOT = "local{local_rank}.slot{number}"
+_LARGE = 4 << 20  # bytes of a slot that is made in a thread
 
 
 class ScratchError(Coded, OSError):
@@ -143,10 +149,13 @@ class Slots:
     n_whole: int = 1
     _slots: dict[int, Slot] = field(default_factory=dict)
     _last: list[int] = field(default_factory=list)  # the numbers of those with the last commits
+    _thread: threading.Thread | None = None
+    _made: list[tuple[int, Slot]] = field(default_factory=list)  # by the thread
 
     def next(self, n_bytes: int) -> Slot:
         """Return a slot of at least this size for the next commit."""
-        number = self._victim()
+        self.settle()
+        number = self._free()[0]
         slot = self._slots.get(number)
         if slot is None or len(slot.buffer) < n_bytes:
             self._forget(number)
@@ -158,11 +167,13 @@ class Slots:
         number = next(number for number, each in self._slots.items() if each is slot)
         self._last = [*self._last, number][-self.n_whole :]
         self.spared.clear()
+        self._make_another(len(slot.buffer))
 
-    def _victim(self) -> int:
+    def _free(self) -> list[int]:
+        """The slots that may be overwritten: those first that are there, and spared ones only if there is no other."""
         free = [n for n in range(self.count) if n not in self._last and not self._is_in_use(n)]
         unspared = [n for n in free if self._name(n) not in self.spared]
-        return (unspared or free)[0]
+        return sorted(unspared or free, key=lambda number: number not in self._slots)
 
     def _is_in_use(self, number: int) -> bool:
         slot = self._slots.get(number)
@@ -182,7 +193,58 @@ class Slots:
             with contextlib.suppress(OSError):
                 (place / self._name(number)).unlink()
 
+    def replace_old(self) -> None:
+        """Make the first slots of this generation. Call it when all ranks have read the old ones."""
+        wanted = []
+        for number in self._free()[: self.n_whole + 1]:
+            n_bytes = self._size_of(number)
+            if n_bytes >= _LARGE and self._name(number) not in self.spared:
+                self._forget(number)
+                wanted.append((number, n_bytes))
+        self._make_in_thread(wanted)
+
+    def _make_another(self, n_bytes: int) -> None:
+        """Make the slot of the next commit, if it takes no memory that would not be needed anyway."""
+        if n_bytes < _LARGE or len(self._slots) > self.n_whole:
+            return
+        for number in self._free()[:1]:
+            if number not in self._slots and not self._size_of(number):
+                self._make_in_thread([(number, n_bytes)])
+
+    def _size_of(self, number: int) -> int:
+        """The bytes of the file of a slot, of this generation or an earlier one; 0 if there is none."""
+        for place in self.places:
+            with contextlib.suppress(OSError):
+                return (place / self._name(number)).stat().st_size
+        return 0
+
+    def _make_in_thread(self, wanted: list[tuple[int, int]]) -> None:
+        self.settle()
+        thread = threading.Thread(target=self._make_all, args=(wanted,), name="ddp-slots", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the process cannot start another thread: commits make them
+            if wanted:
+                thread.start()
+                self._thread = thread
+
+    def _make_all(self, wanted: list[tuple[int, int]]) -> None:
+        for number, n_bytes in wanted:
+            try:
+                slot = self._make(number, n_bytes)
+            except OSError:
+                return  # the commit that needs it tries again, and says why it cannot
+            paging.map_now(slot.buffer)
+            self._made.append((number, slot))
+
+    def settle(self) -> None:
+        """Wait for the thread. Afterwards it touches no file."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._slots.update(self._made)
+            self._made.clear()
+
     def remove(self) -> None:
+        self.settle()
         for number in range(self.count):
             self._forget(number)
         for place in self.places:

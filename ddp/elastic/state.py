@@ -244,6 +244,7 @@ class State:
             writer = Writer(self._folder, self._keep, team.rank == 0, lineage, since)
         if shield is not None:
             shield.begin(slots, lineage, spared)
+        slots.replace_old()
         signature = Signature(lineage, role, team.rank, team.size, regions)
         return Keeper(slots, writer, signature, shield, overlaps)
 

@@ -16,6 +16,7 @@ ENTRY = "_ddp_launch_entry.py"
 LARGEST = 2_000_000  # the page has 60 kB of it, the manual 160 kB
 _CORE = {
     "ddp/groups/_native.abi3.so",
+    "ddp/elastic/_bulk_copy.abi3.so",
     "ddp/elastic/_checksum.abi3.so",
     "ddp/elastic/_erasure.abi3.so",
     "ddp/reducer/_arrivals.abi3.so",

@@ -125,6 +125,22 @@ def test_what_is_in_memory_once_needs_no_check() -> None:
     assert not choice((one,), (on_disk,)).is_beyond_doubt
 
 
+def test_an_image_in_memory_that_all_ranks_can_read_is_compared_with_no_other() -> None:
+    """As with HSDP on one node: copies of a shard would have to be read in full."""
+    copies = [held(A, rank, rank % 2, 2, world_size=4) for rank in range(4)]
+    on_disk = [held(A, part, part, 2, image=f"disk{part}", in_memory=False) for part in (0, 1)]
+    choice = commits.newest((tuple(copies + on_disk),) * 4)
+    assert choice is not None
+    assert [[source.image for source in part] for part in choice.parts] == [["10a/0"], ["10a/1"]]
+    choice = commits.newest((tuple(copies),) * 4, frozenset({"10a/0"}))
+    assert choice is not None
+    assert [[source.image for source in part] for part in choice.parts] == [["10a/2"], ["10a/1"]]
+    first, second = tuple(copies[:2]), tuple(copies[2:])  # on two nodes
+    choice = commits.newest((first, first, second, second))
+    assert choice is not None
+    assert [len(part) for part in choice.parts] == [2, 2]
+
+
 def test_who_cannot_read_is_sent_it_and_nobody_else_is() -> None:
     choice = commits.newest(((held(A, 0, 0, 2),), (held(A, 1, 1, 2),)))
     assert choice is not None

@@ -148,10 +148,10 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "__main__ archive bucket_plans checkpoint checksums combining contents copies dcp_keys dcp_metadata "
-            "folder foreign "
+            "__main__ archive bucket_plans bulk_copy checkpoint checksums combining contents copies dcp_keys "
+            "dcp_metadata folder foreign "
             "generator_memory generators healing image inspection keeper leaves live logical_buffers logical_exchange "
-            "logical_model logical_sums logical_world manifest open_states overlap own parity_file parity_store "
+            "logical_model logical_sums logical_world manifest open_states overlap own paging parity_file parity_store "
             "part_file peer_links pinning protection protection_rounds protector rebuilding remote_folder request "
             "resume safetensors stripe_encoder sampler scratch shares snapshot state survivor team writer",
         ),
