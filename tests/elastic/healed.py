@@ -126,6 +126,8 @@ class Job:
 
     def _heal(self) -> None:
         """Pause all that live, and end those that cannot be healed; then begin the next generation."""
+        while self._take(self._selector.select(0)):  # who has said before the death that it heals is healed
+            pass
         for rank in self.ranks:
             if rank.heals:
                 self._send(rank, {"pause": {"generation": self.generation, "reason": "rank N died"}})
@@ -159,12 +161,18 @@ class Job:
         left_s = self._give_up_at - time.monotonic()
         ready = self._selector.select(left_s) if left_s > 0 else []
         assert ready, f"still running: {[(each.number, each.parked) for each in self.ranks]}"
-        for key, _events in ready:
+        self._take(ready)
+
+    def _take(self, ready: list[tuple[selectors.SelectorKey, int]]) -> bool:
+        """Return whether a guard has said something."""
+        lines = [key for key, _events in ready if isinstance(key.fileobj, socket.socket)]
+        for key in lines:
             if key.fileobj is self._server:
                 line, _address = self._server.accept()
                 self._selector.register(line, selectors.EVENT_READ, data=[None, b""])
-            elif isinstance(key.fileobj, socket.socket):
-                self._receive(key.fileobj, key.data)
+            else:
+                self._receive(key.fileobj, key.data)  # type: ignore[arg-type]
+        return bool(lines)
 
     def _receive(self, line: socket.socket, known: list[Any]) -> None:
         try:

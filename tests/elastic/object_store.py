@@ -71,6 +71,10 @@ class Line:
             except OSError:
                 return
             with self._lock:
+                if listener.fileno() < 0:  # the line was cut meanwhile
+                    client.close()
+                    server.close()
+                    return
                 self._sockets += [client, server]
             for source, target, is_upload in ((client, server, True), (server, client, False)):
                 threading.Thread(target=self._pass, args=(source, target, is_upload), daemon=True).start()

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PROGRAM = HERE / "programs" / "soaked.py"
 WITNESS = RANKS - 1
+PROCESSES = RANKS + 3  # with the agent, the zygote and the keeper of the store
 WITNESS_DIES_EVERY = 250
 _TRAINS_FOR_S = 0.06  # at most, from the first step of all to the next kill
 _HEALS_WITHIN_S = 0.4
 _AT_ONCE = 0.2  # of all kills: they do not wait until all train again
 _AT_ONCE_IN_A_ROW = 2  # the fifth failure without a step ends a job
 _LOOK_EVERY_S = 0.001
-_LEAVES_WITHIN_S = 5.0
+_LOOK_AGAIN_S = 0.05
+_SETTLES_WITHIN_S = 60.0
 
 
 class Held(NamedTuple):
@@ -52,6 +54,15 @@ class Sight:
     witness: Held
     witness_heals: int  # since it was started
     files: int  # in memory and in temporary folders, without the logs
+
+    def is_no_more_than(self, first: Sight) -> bool:
+        """No more is held than at first. It may be less: something may have been there for a moment only."""
+        return (
+            self.processes <= first.processes
+            and self.files <= first.files
+            and self.agent.descriptors <= first.agent.descriptors
+            and self.zygote.descriptors <= first.zygote.descriptors
+        )
 
 
 @dataclass
@@ -145,17 +156,26 @@ class Soak:
     # --- what is held ------------------------------------------------------------------------------
 
     def _look(self, kills: int, witness_heals: int) -> None:
+        """A process that is just leaving, and a file that is just being read or written, are gone at the next look."""
+        deadline = time.monotonic() + _SETTLES_WITHIN_S
+        sight = self._sight(kills, witness_heals)
+        while not self._is_settled(sight) and time.monotonic() < deadline:
+            time.sleep(_LOOK_AGAIN_S)
+            sight = self._sight(kills, witness_heals)
+        self.sights.append(sight)
+
+    def _is_settled(self, sight: Sight) -> bool:
+        if sight.processes > PROCESSES:
+            return False
+        return len(self.sights) < 2 or sight.is_no_more_than(self.sights[1])
+
+    def _sight(self, kills: int, witness_heals: int) -> Sight:
         job = self.job
         processes = len(job.processes())
-        if self.sights:  # a process that was killed just now may still be leaving
-            deadline = time.monotonic() + _LEAVES_WITHIN_S
-            while processes > self.sights[0].processes and time.monotonic() < deadline:
-                time.sleep(_LOOK_EVERY_S)
-                processes = len(job.processes())
         files = [path for place in self._places() for path in place.rglob("*")]
         witness = self.board.rows()[WITNESS].pid
         held = [held_by(pid) for pid in (job.agent.pid, job.zygote(), witness)]
-        self.sights.append(Sight(kills, processes, *held, witness_heals, len(files)))
+        return Sight(kills, processes, *held, witness_heals, len(files))
 
     def _places(self) -> list[Path]:
         """Where the commits are, and the temporary folder of the job."""

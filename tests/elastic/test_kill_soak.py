@@ -65,9 +65,7 @@ def test_no_step_is_lost_or_done_twice_and_nothing_leaks(
 def assert_nothing_leaks(sights: Sequence[Sight]) -> None:
     first = sights[1]  # the first one saw no heal yet
     for sight in sights[1:]:
-        assert (sight.processes, sight.files) == (first.processes, first.files), sights
-        assert sight.agent.descriptors <= first.agent.descriptors, sights
-        assert sight.zygote.descriptors <= first.zygote.descriptors, sights
+        assert sight.is_no_more_than(first), sights
     settled = [sight for sight in sights if SETTLED_AFTER <= sight.kills <= WITNESS_DIES_EVERY]
     if len(settled) > 2:
         heals = [sight.witness_heals for sight in settled]

@@ -25,11 +25,8 @@ def kill(there: Path, seed: int, kills: int, folder: str = "", env: dict[str, st
     )
     assert done.returncode == 0, done.stderr
     met: dict[str, int] = json.loads(done.stdout)
-    assert met["in the resume"] + met["in a write"] + met["while it trains"] == kills
-    usual = {
-        what for what in met if kills >= 60 or what != "while it trains"
-    }  # few kills meet the rarest moment
-    assert all(met[what] for what in usual), met
+    assert met["in the resume"] + met["in a write"] + met["while it trains"] >= kills
+    assert all(met[what] for what in met if kills >= 60 or what != "while it trains"), met
 
 
 def kill_at_an_object_store(there: Path, seed: int, kills: int) -> None:

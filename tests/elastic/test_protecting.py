@@ -303,11 +303,15 @@ def test_a_commit_that_was_overwritten_is_missed_and_a_later_one_named(
         rank.commit(2)
     ranks[0].commit(1)  # rank 0 names it, and the others have a newer one
     ranks[0].commit(2)
-    for number in range(3, 400):
-        ranks.commit(number)
-        if ranks[0].protector.protected is not None:
-            break
-        time.sleep(0.002)
+    numbers = itertools.count(3)
+
+    def is_protected() -> bool:
+        ranks.commit(next(numbers))
+        for rank in ranks:
+            rank.images.clear()
+        return ranks[0].protector.protected is not None
+
+    eventually(is_protected)
     protected = ranks[0].protector.protected
     assert protected is not None
     eventually(lambda: all((rank.protector.protected or 0) >= protected for rank in ranks))
@@ -369,11 +373,11 @@ def test_a_stranger_gets_nothing(start: Callable[[int, Code], Ranks]) -> None:
 
 
 def test_a_peer_that_cannot_be_reached_is_named() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = listener.getsockname()
-    with pytest.raises(PeerError, match=f"rank 5 at 127.0.0.1:{address[1]}: Connection refused"):
-        Peer(5, address, "00" * 16, 0).ask({"do": "hold", "number": 1})
+    with socket.socket() as taken:  # and does not listen; nobody else can meanwhile
+        taken.bind(("127.0.0.1", 0))
+        address = taken.getsockname()
+        with pytest.raises(PeerError, match=f"rank 5 at 127.0.0.1:{address[1]}: Connection refused"):
+            Peer(5, address, "00" * 16, 0).ask({"do": "hold", "number": 1})
 
 
 def test_parity_of_another_generation_stays_until_a_commit_is_protected(tmp_path: Path) -> None:

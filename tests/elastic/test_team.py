@@ -30,10 +30,10 @@ class Rank(Team):
         assert len(data) <= n_bytes
         table = self._table
         table.rows[self.rank] = data.ljust(n_bytes, b"\0")
-        if table.barrier.wait(10) == 0:
+        if table.barrier.wait(60) == 0:
             table.n_collectives += 1
         found = list(table.rows)
-        table.barrier.wait(10)
+        table.barrier.wait(60)
         return found
 
 

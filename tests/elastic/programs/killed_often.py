@@ -24,6 +24,8 @@ from ddp.elastic import inspection, remote_folder
 FOLDER = sys.argv[4]
 IS_REMOTE = "://" in FOLDER
 FLOATS = 900_000 if IS_REMOTE else 3000  # an upload in two parts
+_MANY = 60  # kills; fewer are not expected to meet the rarest moment
+_AT_MOST = 4  # times as many kills, until each other moment was met: which one is met depends on the machine
 AFTER = {"b": "in the resume", "u": "in a write"}  # what was told last; otherwise it trains
 
 
@@ -123,7 +125,10 @@ def main():
     in_memory = on_disk = 0
     span_s = prepare()
     met = {"in the resume": 0, "in a write": 0, "while it trains": 0, "from disk": 0}
-    for _kill in range(kills):
+    wanted = {what for what in met if kills >= _MANY or what != "while it trains"}
+    for kill in range(_AT_MOST * kills):
+        if kill >= kills and all(met[what] for what in wanted):
+            break
         if rng.random() < 0.4:  # the node is lost as well
             shutil.rmtree(there / "scratch")
             (there / "scratch").mkdir(mode=0o700)
