@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 START_S = 60.0  # on a machine that others use as well; what is waited for comes within a second
 SOON_S = 60.0
+LOST_ANSWER = "Internal error from Core"  # gRPC's client, when the answer overtakes what it still writes
 
 
 class Service:

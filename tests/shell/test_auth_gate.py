@@ -13,7 +13,7 @@ import grpc
 import pytest
 from authority import Authority
 from launched import eventually
-from served import Service, agents, join_bytes, serving, soon
+from served import LOST_ANSWER, Service, agents, join_bytes, serving, soon
 
 from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
@@ -62,9 +62,6 @@ def service(keys: str) -> Iterator[Service]:
         yield started
 
 
-_LOST_ANSWER = "Internal error from Core"  # gRPC's client, when the answer overtakes what it still writes
-
-
 async def outcome(
     endpoint: str, service: str, method: str, options: ClientOptions, job_id: str
 ) -> grpc.StatusCode:
@@ -87,7 +84,7 @@ async def outcome(
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
         found: grpc.StatusCode = await call.code()
-    if await call.details() == _LOST_ANSWER:
+    if await call.details() == LOST_ANSWER:
         return await outcome(endpoint, service, method, options, job_id)
     return found
 
