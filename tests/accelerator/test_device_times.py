@@ -31,7 +31,7 @@ def test_a_trace_shows_the_collectives_of_the_device(two_ranks: Ranks, tmp_path:
 def test_the_logging_data_has_times_of_the_device(two_ranks: Ranks) -> None:
     for waited, told in two_ranks(f"{TRIALS}.logged"):
         assert waited == []
-        assert told["backward_comm_time"] >= SLOW_MS
+        assert told["backward_comm_time"] >= 5 * SLOW_MS
         assert told["backward_compute_time"] < told["backward_comm_time"]
 
 

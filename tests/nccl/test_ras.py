@@ -206,7 +206,7 @@ def test_a_verdict_holds_what_nccls_monitor_knows(tmp_path: Path) -> None:
     try:
         address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         env = {"THERE": str(tmp_path), "NCCL_RAS_ADDR": address}
-        words = ("--nproc-per-node", "2", "--hang-timeout", "1,start=5,first-step=2")
+        words = ("--nproc-per-node", "2", "--hang-timeout", "1,start=60,first-step=4")
         job = Launched(tmp_path / "job", *words, source=STUCK, env=env)
         assert job.wait() != 0
         said = job.failure()["first_cause"]["traceback"]

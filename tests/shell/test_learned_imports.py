@@ -259,8 +259,11 @@ os.environ["FLAG"] = "from the script"
 import noting
 import wave  # where a module came from is recorded when the next one is imported
 print(restart, noting.VALUE, flush=True)
+open(f"{os.environ['IMPORTED']}.said-{rank}", "w").close()
 if restart == "0":
     while len(open(os.environ["IMPORTED"]).readlines()) < 4:  # two ranks, the trial, the zygote
+        time.sleep(0.02)
+    while not os.path.exists(os.environ["IMPORTED"] + ".said-0"):  # it is not to be stopped before
         time.sleep(0.02)
     if rank == "1":
         sys.exit(3)

@@ -234,12 +234,14 @@ def test_a_file_beside_the_script_that_hides_a_module_starts_cold(user: User) ->
 def test_two_commands_at_once_are_both_served(user: User) -> None:
     user.start_with_template()
     user.script(STAYS)
-    folders = [user.folder / name for name in ("first", "second")]
+    ranks = [user.there / f"rank-{rank}" for rank in (0, 1)]
     jobs = []
-    for folder in folders:
-        folder.mkdir()
+    for _ in range(2):
         jobs.append(user.begin())
         eventually(lambda: user.served() == [len(jobs)])
+        eventually(lambda: all(rank.exists() for rank in ranks), what="the ranks of this one run")
+        for rank in ranks:
+            rank.unlink()
     assert "started cold" not in user.status()
     for job in jobs:
         job.send_signal(signal.SIGINT)
