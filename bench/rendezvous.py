@@ -124,7 +124,11 @@ def _measure(
     if name == C10D:
         return _torch_agents(size, options.timeout)
     seconds = options.seconds if number >= 0 else 0.0
-    return _sessions(services[name], f"bench-{name}-{size}-{number}", size, seconds, options.timeout)
+    job = f"bench-{name}-{size}-{number}"
+    with Sessions(
+        services[name].endpoint, job, size, options.timeout, questions=options.questions
+    ) as sessions:
+        return _figures(services[name], sessions, seconds)
 
 
 def _torch_agents(size: int, timeout_s: float) -> dict[str, float]:
@@ -141,17 +145,16 @@ def _torch_agents(size: int, timeout_s: float) -> dict[str, float]:
     return dict(json.loads(done.stdout))
 
 
-def _sessions(service: Service, job: str, size: int, seconds: float, timeout_s: float) -> dict[str, float]:
-    with Sessions(service.endpoint, job, size, timeout_s) as sessions:
+def _figures(service: Service, sessions: Sessions, seconds: float) -> dict[str, float]:
+    cpu = service.cpu_seconds()
+    figures = sessions.meet()
+    figures["service_cpu"] = service.cpu_seconds() - cpu
+    if seconds:
         cpu = service.cpu_seconds()
-        figures = sessions.meet()
-        figures["service_cpu"] = service.cpu_seconds() - cpu
-        if seconds:
-            cpu = service.cpu_seconds()
-            figures["clients_cpu"] = sessions.stay(seconds) / seconds * 100
-            figures["heartbeats_cpu"] = (service.cpu_seconds() - cpu) / seconds * 100
-        figures["rss"] = service.resident_mib()
-        return figures
+        figures["clients_cpu"] = sessions.stay(seconds) / seconds * 100
+        figures["heartbeats_cpu"] = (service.cpu_seconds() - cpu) / seconds * 100
+    figures["rss"] = service.resident_mib()
+    return figures
 
 
 def _say(number: int, name: str, size: int, figures: dict[str, float] | None, problem: str) -> None:
@@ -243,6 +246,11 @@ def main() -> None:
     )
     parser.add_argument("--c10d-up-to", type=int, default=max(COMPARED), help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="of heartbeats (default %(default)s)")
+    parser.add_argument(
+        "--questions",
+        action="store_true",
+        help="agents can be asked, as those of ddp-launch: a second stream each",
+    )
     options = parser.parse_args()
     machine_line = machine()
     played: list[Played] = []

@@ -1,10 +1,11 @@
 """Many agents in one process, each with a real client session of its own, connection included.
 
-    python bench/meet/many_agents.py HOST:PORT[,HOST:PORT...] JOB FIRST COUNT ALL
+    python bench/meet/many_agents.py HOST:PORT[,HOST:PORT...] JOB FIRST COUNT ALL [questions]
 
 These are COUNT agents from number FIRST on, of ALL that the job has. Says when it is ready. On the word "meet" all of
 them set off, and it answers with the instants at which the last had its assignment, and at which the last knew where
-the store is. Node rank 0 opens none: it only says that it has.
+the store is. Node rank 0 opens none: it only says that it has. With "questions" they can be asked about their ranks, as
+agents of ddp-launch can, for which each of them opens a second stream.
 Then they stay, with one heartbeat per second each, until the input ends; then they say goodbye.
 
 Meanwhile they obey orders, one line of JSON each, and answer each when all of them have carried it out:
@@ -40,6 +41,7 @@ from rendezvous.values.events import (
     StoreAt,
     StoreOpened,
 )
+from rendezvous.values.questions import CannotAnswer
 from rendezvous.values.types import (
     UNLIMITED,
     AgentId,
@@ -54,6 +56,7 @@ from rendezvous.values.types import (
 if TYPE_CHECKING:
     from rendezvous.client.session import Session
     from rendezvous.values.events import ToAgent
+    from rendezvous.values.questions import Told, Wanted
     from rendezvous.values.types import Outcome
 
 
@@ -68,6 +71,9 @@ class Agent:
         self.decisions: dict[int, list[str]] = {}  # by generation, as it was told to stop
         self.outcome: Outcome | None = None
         session.watch_contact(self._note_contact)
+
+    async def answer(self, _wanted: Wanted) -> Told:
+        return CannotAnswer("this agent runs no ranks")
 
     def _note_contact(self, held: bool) -> None:
         if held:
@@ -128,7 +134,7 @@ class Agent:
 
 async def main() -> None:
     endpoints, job = sys.argv[1].split(","), sys.argv[2]
-    first, count, whole = (int(word) for word in sys.argv[3:])
+    first, count, whole = (int(word) for word in sys.argv[3:6])
     spec = JobSpec(job, whole, whole, join_timeout_s=300.0, budget=RestartBudget(UNLIMITED))
     lines = await _input()
     _answer({})
@@ -137,6 +143,8 @@ async def main() -> None:
     for number in range(first, first + count):
         agent = AgentId(f"node{number}", job)
         agents.append(Agent(connect(endpoints, agent, ClientOptions()), agent, spec))
+        if "questions" in sys.argv[6:]:
+            agents[-1].session.answer_with(agents[-1].answer)
     await asyncio.gather(*(agent.meet() for agent in agents))
     _answer(
         {

@@ -30,7 +30,9 @@ def _per_process(count: int) -> int:
 
 
 class Sessions:
-    def __init__(self, endpoint: str, job: str, count: int, timeout_s: float) -> None:
+    def __init__(
+        self, endpoint: str, job: str, count: int, timeout_s: float, *, questions: bool = False
+    ) -> None:
         self._timeout_s = timeout_s
         share = _per_process(count)
         self._processes = [
@@ -43,6 +45,7 @@ class Sessions:
                     str(first),
                     str(min(share, count - first)),
                     str(count),
+                    *(["questions"] if questions else []),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

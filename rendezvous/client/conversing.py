@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rendezvous.values.questions import FromConversation, Present, Remark, RestartTimes
 
 CONVERSE = "/rendezvous.v1.Agents/Converse"
-_PAUSE_S = 0.1  # until the service has read the join; then longer
+_PAUSE_S = 0.1  # after a stream with questions
 _LONGEST_PAUSE_S = 10.0
 _MOST_REMARKS = 16
 _LONGEST = 1_000_000  # the service accepts 1 MiB
@@ -62,10 +62,15 @@ class Remarks:
 
 
 async def converse(
-    channel: grpc.aio.Channel, metadata: Any, present: Present, answerer: Answerer, remarks: Remarks
+    channel: grpc.aio.Channel,
+    metadata: Any,
+    present: Present,
+    answerer: Answerer,
+    remarks: Remarks,
+    after_s: float,
 ) -> None:
-    """Answer questions and send remarks until cancelled."""
-    pause_s = _PAUSE_S
+    """Answer questions and send remarks until cancelled. The first stream is opened after about `after_s`."""
+    pause_s = after_s
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

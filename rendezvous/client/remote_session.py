@@ -171,7 +171,7 @@ class RemoteSession:
         number = ("rendezvous-stream", str(next(_NUMBERS)))
         call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         writer = self._loop.create_task(self._write(call))
-        beside = self._loop.create_task(self._answer(channel))
+        beside = self._loop.create_task(self._answer(channel, stream.questions_after_s))
         try:
             await self._read(call, stream.first_answer_s)
         except grpc.aio.AioRpcError as error:
@@ -194,10 +194,10 @@ class RemoteSession:
             await channel.close()
         return await self._probed(failed, stream.endpoint)
 
-    async def _answer(self, channel: grpc.aio.Channel) -> None:
+    async def _answer(self, channel: grpc.aio.Channel, after_s: float) -> None:
         if self._answerer is not None:
             joined = Present(self._agent, self._job_id)
-            await converse(channel, metadata(self._options), joined, self._answerer, self._remarks)
+            await converse(channel, metadata(self._options), joined, self._answerer, self._remarks, after_s)
 
     async def _probed(self, failed: StreamFailed, endpoint: str) -> StreamFailed:
         """Add the result of the TLS probe if no service was reached yet.

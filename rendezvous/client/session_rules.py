@@ -46,6 +46,9 @@ _LONGEST_PATIENCE_S = 20.0
 _CROWD = 400  # agents: more of them ping less often, and wait longer for the answer ...
 _MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: the service may be busy with the others
 _LONGEST_CONNECT_S = 30.0
+_QUESTIONS_AFTER_S = 0.1  # until the service has read the join
+_QUESTIONS_PER_S = 500.0  # all agents of a job together open so many streams of questions
+_QUESTIONS_LATEST_S = 10.0
 _TRY_AGAIN, _NOT_ALLOWED = 75, 77
 
 
@@ -156,6 +159,7 @@ class OpenStream:
     ping_after_s: float
     connect_s: float
     first_answer_s: float
+    questions_after_s: float  # open the stream of questions after about this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +246,16 @@ def _open(state: SessionState, now: float) -> SessionStep:
         PING_AFTER_S * factor,
         connect_s,
         _FIRST_ANSWER_S * factor + patience_s,
+        questions_after_s(state),
     )
     return state, (stream,)
+
+
+def questions_after_s(state: SessionState) -> float:
+    """How long the stream of questions waits: it costs as much as a join, and nobody asks a new agent."""
+    joined = state.replay.joined
+    nodes = 0 if joined is None else joined.spec.min_nodes
+    return min(_QUESTIONS_LATEST_S, max(_QUESTIONS_AFTER_S, nodes / _QUESTIONS_PER_S))
 
 
 def patience(state: SessionState) -> float:

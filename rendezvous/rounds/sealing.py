@@ -186,12 +186,20 @@ def _without_heal_or_restart(state: JobState, chosen: list[Member], now: float) 
 def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
     mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
-    can_heal = spec_of(state).recover is not Recover.RESTART
-    in_place, heals, repeat = len(state.parked) > 0, state.heals_used, state.time.repeat
-    mine = replace(mine, repeat_steps=repeat.steps, repeat_up_to=repeat.up_to, wants_times=True)
-    mine = replace(mine, edition=state.reload.edition, kept_from=state.reload.kept_from)
-    mine = replace(mine, in_place=in_place, parked=state.parked.get(place.agent.node, ()))
-    return replace(mine, reason=_why(state), can_heal=can_heal, heals=heals)
+    repeat = state.time.repeat
+    return replace(
+        mine,
+        reason=_why(state),
+        in_place=len(state.parked) > 0,
+        can_heal=spec_of(state).recover is not Recover.RESTART,
+        heals=state.heals_used,
+        parked=state.parked.get(place.agent.node, ()),
+        repeat_steps=repeat.steps,
+        repeat_up_to=repeat.up_to,
+        wants_times=True,
+        edition=state.reload.edition,
+        kept_from=state.reload.kept_from,
+    )
 
 
 def _why(state: JobState) -> str:

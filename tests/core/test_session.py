@@ -142,6 +142,17 @@ def test_patience_doubles_with_streams_that_stay_silent_and_recovers_within_a_mi
     assert patience(state) == PATIENCE_S
 
 
+@pytest.mark.parametrize(("nodes", "after_s"), [(2, 0.1), (50, 0.1), (1024, 2.048), (10_000, 10.0)])
+def test_the_joins_of_a_large_job_come_before_its_streams_of_questions(nodes: int, after_s: float) -> None:
+    join = replace(JOIN, spec=JobSpec("job", nodes, nodes))
+    assert opened(after(NEW, MessageSent(join))[1]).questions_after_s == pytest.approx(after_s)
+
+
+def test_an_elastic_job_that_may_grow_can_be_asked_at_once() -> None:
+    join = replace(JOIN, spec=JobSpec("job", 2, 10_000))
+    assert opened(after(NEW, MessageSent(join))[1]).questions_after_s == pytest.approx(0.1)
+
+
 def test_a_link_that_worked_and_fell_silent_is_tried_again_quickly() -> None:
     state, effects = after(JOINED, Received(WAITING), StreamFailed("ping timeout", silent=True), PauseEnded())
     assert opened(effects).connect_s < CONNECT_S
