@@ -43,8 +43,8 @@ _RECENT_S = 60.0
 _RECONNECT_S = 0.6  # a broken link may recover a moment after the first lost packet
 _AVOIDED_S = 10.0  # each attempt to reach an unresponsive endpoint takes seconds
 _LONGEST_PATIENCE_S = 20.0
-_CROWD = 400  # agents: more of them ping less often, and wait longer for the answer ...
-_MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: the service may be busy with the others
+_CROWD = 400  # agents: more of them wait longer in proportion, as the service may be busy with the others ...
+_MAX_TIME_FACTOR = 5.0  # ... and ping less often, up to this factor
 _LONGEST_CONNECT_S = 30.0
 _QUESTIONS_AFTER_S = 0.1  # until the service has read the join
 _QUESTIONS_PER_S = 500.0  # all agents of a job together open so many streams of questions
@@ -265,7 +265,7 @@ def patience(state: SessionState) -> float:
     A service that has answered is not that busy. If its stream then stops answering, the cause is usually the network.
     The agent must reconnect before its lease expires, so the timeout stays short.
     """
-    return min(_LONGEST_PATIENCE_S, float(_time_factor(state) * PATIENCE_S * 2 ** len(state.silent_streams)))
+    return min(_LONGEST_PATIENCE_S, float(_crowd_factor(state) * PATIENCE_S * 2 ** len(state.silent_streams)))
 
 
 def _time_factor(state: SessionState) -> float:
@@ -275,8 +275,9 @@ def _time_factor(state: SessionState) -> float:
 def _crowd_factor(state: SessionState) -> float:
     """How many times longer than in a small job the service may need, if all agents connect at once.
 
-    The time to connect grows with it. An agent that gives up and connects again goes back to the end of the queue: if
-    the service needed more than that time for all of them, none would ever be through.
+    The time to connect grows with it, and the time to answer a ping: the service may still accept the others. An agent
+    that gives up and connects again goes back to the end of the queue. If the service needed more than that time for
+    all of them, none would ever be through.
     """
     joined = state.replay.joined
     nodes = 0 if joined is None else joined.spec.max_nodes

@@ -117,20 +117,21 @@ class EtcdClient:
         self._note_answer(member)
         return answer
 
-    async def most_members_answer(self) -> bool:
-        """Whether a majority of the members answers, with or without a leader.
+    async def most_members_answer(self, patience: float = 1.0) -> bool:
+        """Whether a majority of the members answers, with or without a leader. `patience` times the usual timeout.
 
         If so, no other majority exists that could serve another replica.
         """
-        answers = await asyncio.gather(*(self._answers(member) for member in self._members))
+        limit_s = patience * _LOCAL_ANSWER_S
+        answers = await asyncio.gather(*(self._answers(member, limit_s) for member in self._members))
         return 2 * sum(answers) > len(self._members)
 
-    async def _answers(self, member: Member) -> bool:
+    async def _answers(self, member: Member, limit_s: float) -> bool:
         request = pb.RangeRequest(key=b"\0", serializable=True, count_only=True)
         try:
             with one_error_if_reopened():
                 used = (("token", self._token),) if self._token else ()
-                await member.ask(RANGE, request, used, _LOCAL_ANSWER_S)
+                await member.ask(RANGE, request, used, limit_s)
         except grpc.aio.AioRpcError as error:
             return _reaction(error) is not _Reaction.AGAIN
         return True

@@ -45,7 +45,11 @@ _log = logging.getLogger(__name__)
 HUNG_AFTER_S = 15.0
 _TTL_S = 2  # the least that etcd grants with its default election timeout
 _TURN_NOTED_EVERY_S = 0.25
-_RENEWAL_ATTEMPT_S = 0.4
+_RENEWALS = 4  # at once, one begun after the other ...
+_NEXT_RENEWAL_AFTER_S = 0.4  # ... without an answer
+_LATE_S = 0.5  # a turn of the loop that takes longer shows that this replica is busy ...
+_BUSY_FOR_S = 5.0
+_PATIENCE_IF_BUSY = 3.0  # ... and so may be etcd's answers
 _REVOKE_WITHIN_S = 1.0
 _AFTER_REFUSAL_S = 1.0
 
@@ -85,7 +89,7 @@ class LeaseKeeper:
         self._of_thread = asyncio.new_event_loop()
         self._closing, self._given_up = asyncio.Event(), asyncio.Event()  # of the thread's loop
         self._held: HeldLease | None = None
-        self._turned_at = 0.0
+        self._turned_at, self._busy_until = clock(), 0.0
         self._note_turn()
         threading.Thread(target=self._run, name="etcd lease", daemon=True).start()
 
@@ -104,7 +108,10 @@ class LeaseKeeper:
             self._of_thread.call_soon_threadsafe(action)
 
     def _note_turn(self) -> None:
-        self._turned_at = clock()
+        now = clock()
+        if now - self._turned_at > _TURN_NOTED_EVERY_S + _LATE_S:
+            self._busy_until = now + _BUSY_FOR_S
+        self._turned_at = now
         self._next_note = self._loop.call_later(_TURN_NOTED_EVERY_S, self._note_turn)
 
     # --- in the thread
@@ -178,29 +185,21 @@ class LeaseKeeper:
             await self._until_loop_turns()
             if held.is_over:
                 return "this replica has given it up"
-            sent_at = clock()
-            ttl_s = await self._ttl_of(held)
-            if ttl_s is not None:
-                renewed = held.proven.renewed(sent_at, ttl_s)
+            answer = await first_renewal(self._client, held.id)
+            if answer is not None:
+                renewed = held.proven.renewed(*answer)
                 if renewed is None:
                     return "it expired"
                 held.proven = renewed
                 self._tell(self._holder.renewed)
-            elif not held.is_certain() and not await self._client.most_members_answer():
+            elif not held.is_certain() and not await self._most_members_answer():
                 return "no majority of etcd answered in time"
-            pause_s = 0.0 if ttl_s is None else held.proven.renewal_pause_s
+            pause_s = 0.0 if answer is None else held.proven.renewal_pause_s
 
-    async def _ttl_of(self, held: HeldLease) -> float | None:
-        """Renew the lease once; None without an answer. The timeout is short: the lease counts from the request on."""
-        give_up_at = time.monotonic() + _RENEWAL_ATTEMPT_S
-        request = pb.LeaseKeepAliveRequest(ID=held.id)
-        try:
-            answer = await self._client.call(
-                KEEP_ALIVE, request, attempt_s=_RENEWAL_ATTEMPT_S, give_up_at=give_up_at
-            )
-        except Unreachable:
-            return None
-        return float(answer.TTL)
+    async def _most_members_answer(self) -> bool:
+        return await self._client.most_members_answer(
+            _PATIENCE_IF_BUSY if clock() < self._busy_until else 1.0
+        )
 
     async def _unless_given_up(self, held: HeldLease, pause_s: float) -> None:
         self._given_up.clear()
@@ -229,3 +228,38 @@ class LeaseKeeper:
         give_up_at = None if within_s is None else time.monotonic() + within_s
         with contextlib.suppress(StoreError, Unreachable):  # already gone, or it will expire
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(ID=held.id), give_up_at=give_up_at)
+
+
+async def first_renewal(client: EtcdClient, lease_id: int) -> tuple[float, float] | None:
+    """Renew the lease. Returns when the answered request was sent, and its time to live; None without an answer.
+
+    A member that is silent may be gone, so the next one is asked soon. But it may also be slow: an answer is valid for
+    the rest of the time to live, counted from its own request. So no request is given up for the next one.
+    """
+    asked: set[asyncio.Task[tuple[float, float] | None]] = set()
+    try:
+        for _ in range(_RENEWALS):
+            if asked:
+                client.switch_from(client.member())
+            asked.add(asyncio.create_task(_one_renewal(client, lease_id)))
+            done, asked = await asyncio.wait(
+                asked, timeout=_NEXT_RENEWAL_AFTER_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answers := [answer for task in done if (answer := task.result()) is not None]:
+                return max(answers)
+        return None
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def _one_renewal(client: EtcdClient, lease_id: int) -> tuple[float, float] | None:
+    sent_at, within_s = clock(), _RENEWALS * _NEXT_RENEWAL_AFTER_S
+    give_up_at = time.monotonic() + within_s
+    request = pb.LeaseKeepAliveRequest(ID=lease_id)
+    try:
+        answer = await client.call(KEEP_ALIVE, request, attempt_s=within_s, give_up_at=give_up_at)
+    except Unreachable:
+        return None
+    return sent_at, float(answer.TTL)

@@ -159,6 +159,12 @@ def test_a_link_that_worked_and_fell_silent_is_tried_again_quickly() -> None:
     assert patience(state) == PATIENCE_S
 
 
+@pytest.mark.parametrize(("nodes", "patience_s"), [(2, 1.6), (400, 1.6), (1600, 6.4), (16000, 20.0)])
+def test_agents_of_a_large_job_wait_longer_for_the_answer_to_a_ping(nodes: int, patience_s: float) -> None:
+    _, effects = after(NEW, MessageSent(replace(JOIN, spec=JobSpec("job", nodes, nodes))))
+    assert opened(effects).patience_s == pytest.approx(patience_s)
+
+
 @pytest.mark.parametrize(
     ("nodes", "connect_s"), [(2, 3.0), (400, 3.0), (1600, 12.0), (4000, 30.0), (16000, 30.0)]
 )
