@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, debugging, messages, rank, scratch, stacks, store, terminal_size, tree, wire
 from .forking import fork, freeze_garbage
-from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
+from .keepers import Keepers
+from .messages import Exited, Keep, Keeping, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
 from .sweeping import Sweeper, traces_of_streams
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ class _Child:
     generation: int
     started: float
     group: bool  # signals go to its whole process group
-
-
-@dataclass
-class _Keeper:
-    """The process that keeps the store of a generation."""
-
-    generation: int
-    error: int  # read end of the pipe to which it writes its last error
 
 
 class Loop:
@@ -57,7 +50,7 @@ class Loop:
         self._warm = warm and not warm_obstacle
         self._obstacle = warm_obstacle
         self._ranks: dict[int, _Child] = {}
-        self._keepers: dict[int, _Keeper] = {}
+        self._keepers = Keepers(self._forget_zygote, self._tell)
         self._sweeper = Sweeper(
             lambda generation, killed: self._tell(Swept(generation, killed)), self._ranks.keys
         )
@@ -108,6 +101,7 @@ class Loop:
                     return
             if self._sweeper.is_due:
                 self._sweeper.sweep(self._n_unawaited())
+            self._keepers.turn()
             if self._learner is not None:
                 self._learner.turn()
 
@@ -125,7 +119,9 @@ class Loop:
         return found
 
     def _patience_ms(self) -> float | None:
-        waits = (self._sweeper.wait_s(), None if self._learner is None else self._learner.wait_s())
+        waits = [self._sweeper.wait_s(), self._keepers.wait_s()]
+        if self._learner is not None:
+            waits.append(self._learner.wait_s())
         waits_s = [wait_s for wait_s in waits if wait_s is not None]
         return min(waits_s) * 1000 + 1 if waits_s else None
 
@@ -149,6 +145,7 @@ class Loop:
             case Sweep() as order:
                 if self._learner is not None:
                     self._learner.stop()
+                self._keepers.give_up()
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
                 self._sweeper.begin(order, kept, self._n_unawaited())
             case Retire():
@@ -186,6 +183,7 @@ class Loop:
         self._ranks[pid] = child
         self._sweeper.rank_started(pid, order, traces)
         self._tell(Started(child.local_rank, child.generation, pid))
+        self._keepers.rank_started()
         return ""
 
     def _forget_zygote(self) -> None:
@@ -197,8 +195,7 @@ class Loop:
         os.close(self._wake_w)
         if self._scratch_lock >= 0:
             os.close(self._scratch_lock)
-        for keeper in self._keepers.values():
-            os.close(keeper.error)
+        self._keepers.forget()
 
     def _become_trial(self) -> None:
         self._forget_zygote()
@@ -209,46 +206,19 @@ class Loop:
         self._tell(report)
 
     def _keep(self, order: Keep) -> None:
-        """Start a store: listen on the port before the reply, so that ranks can connect even if the fork takes long."""
-        if order.port:
-            self._end_keepers()  # keepers may hold the requested port until then
-        try:
-            sock = store.bound_socket(order.host, order.port, listen=self._warm)
-        except OSError as error:
-            self._tell(Keeping(order.generation, 0, self._warm, error=str(error.strerror)))
-            return
-        answer = Keeping(order.generation, sock.getsockname()[1], self._warm)
+        """Start a store. Without torch this process cannot: it reserves the port until rank 0's own store takes it."""
         if self._warm:
-            self._tell(answer)
-            self._fork_keeper(sock, order)
-        else:
-            # Without torch this process cannot keep a store. It reserves the port until rank 0's own store takes it.
-            if self._reserved is not None:
-                self._reserved.close()
-            self._reserved = sock
-            self._tell(answer)
-
-    def _fork_keeper(self, sock: socket.socket, order: Keep) -> None:
-        error, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        pid, obstacle = fork()
-        if pid == 0:
-            with rank.exit_on_error():
-                self._forget_zygote()
-                tree.die_with_parent(self._pid)
-                store.keep(sock, order.host, write)
-        sock.close()
-        os.close(write)
-        if obstacle:  # the next ranks cannot be started either, and report why
-            os.close(error)
+            self._keepers.listen(order)
             return
-        self._keepers[pid] = _Keeper(order.generation, error)
-
-    def _end_keepers(self) -> None:
-        for pid, keeper in self._keepers.items():
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(keeper.error)
-        self._keepers.clear()
+        try:
+            sock = store.bound_socket(order.host, order.port, listen=False)
+        except OSError as error:
+            self._tell(Keeping(order.generation, 0, False, error=str(error.strerror)))
+            return
+        if self._reserved is not None:
+            self._reserved.close()
+        self._reserved = sock
+        self._tell(Keeping(order.generation, sock.getsockname()[1], False))
 
     def _signal(self, signum: int, wanted: tuple[int, ...] | None) -> None:
         for pid, child in self._ranks.items():
@@ -271,9 +241,7 @@ class Loop:
                 break
             if pid == 0:
                 break
-            keeper = self._keepers.pop(pid, None)
-            if keeper is not None:
-                self._tell_keeper_end(keeper, status)
+            self._keepers.ended(pid, status, is_expected=self._sweeper.is_active)
             child = self._ranks.pop(pid, None)
             if self._learner is not None:
                 self._learner.reaped(pid)
@@ -287,13 +255,6 @@ class Loop:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, ran_s))
-
-    def _tell_keeper_end(self, keeper: _Keeper, status: int) -> None:
-        reason = os.read(keeper.error, 4096).decode(errors="replace")
-        os.close(keeper.error)
-        if self._sweeper.is_active:  # the sweep ends it
-            return
-        self._tell(KeeperEnded(keeper.generation, reason or _in_words(status)))
 
     def _end(self) -> NoReturn:
         """Kill all descendants and exit: the agent has ended or closed the socket."""
@@ -335,14 +296,6 @@ class _IgnoredSignals:
         for signum, answer in self._answers.items():
             signal.signal(signum, answer)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-
-
-def _in_words(status: int) -> str:
-    if not os.WIFSIGNALED(status):
-        return f"exit code {os.WEXITSTATUS(status)}"
-    number = os.WTERMSIG(status)
-    known = {each.value: each.name for each in signal.Signals}
-    return f"killed by {known.get(number, f'signal {number}')}"
 
 
 def _woken(_signum: int, _frame: Any) -> None:

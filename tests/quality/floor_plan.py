@@ -361,7 +361,7 @@ ZYGOTE_ONLY = {
     for name in (
         *("warm", "plain", "loop", "rank", "debugging", "store", "hook", "executed", "tracing", "threshold"),
         *("learner", "import_recorder", "import_records", "trial_import", "sweeping"),
-        *("pooled", "guardian", "handover", "freshness", "command_line", "forking"),
+        *("pooled", "guardian", "handover", "freshness", "command_line", "forking", "keepers"),
     )
 }
 
