@@ -40,7 +40,7 @@ class Held(NamedTuple):
     """What one process holds."""
 
     descriptors: int
-    memory: int  # in bytes, what it does not share
+    memory: int  # in bytes, without files
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,7 @@ class Soak:
 
 
 def held_by(pid: int) -> Held:
+    """Also what a rank shares with the zygote: such a page becomes its own when it writes there."""
     status = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    private = [
-        int(line.split()[1]) for line in status if line.startswith(("Private_Clean:", "Private_Dirty:"))
-    ]
-    return Held(len(os.listdir(f"/proc/{pid}/fd")), 1024 * sum(private))
+    (anonymous,) = (int(line.split()[1]) for line in status if line.startswith("Anonymous:"))
+    return Held(len(os.listdir(f"/proc/{pid}/fd")), 1024 * anonymous)

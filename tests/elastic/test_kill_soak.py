@@ -21,7 +21,7 @@ TIMEOUT_S = 3600.0
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(TIMEOUT_S)]
 SETTLED_AFTER = 50  # kills: by then caches of the allocator and of torch have their size
 # Per heal. What the garbage collector has not yet freed goes up and down; a leak only goes up.
-DESCRIPTORS_PER_HEAL = 0.05
+DESCRIPTORS_PER_HEAL, BYTES_PER_HEAL = 0.05, 16 << 10
 
 
 def calm(folder: Path, steps: int, backend: str, wrap: str) -> dict[str, Any]:
@@ -70,7 +70,9 @@ def assert_nothing_leaks(sights: Sequence[Sight]) -> None:
     if len(settled) > 2:
         heals = [sight.witness_heals for sight in settled]
         open_files = [sight.witness.descriptors for sight in settled]
+        memory = [sight.witness.memory for sight in settled]
         assert statistics.linear_regression(heals, open_files).slope < DESCRIPTORS_PER_HEAL, sights
+        assert statistics.linear_regression(heals, memory).slope < BYTES_PER_HEAL, sights
 
 
 def report(soak: Soak) -> str:
