@@ -261,6 +261,10 @@ class Keeper:
         """Whether to write a commit to disk that is due at every so many."""
         return self._writer is None or self._writer.takes(number, every)
 
+    def begin(self) -> None:
+        """Prepare the first commits. All ranks have read what they resume from."""
+        self._slots.replace_old()
+
     def settle(self) -> None:
         """Wait until all commits are complete in memory."""
         self._overlap.settle()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from ddp.telemetry import torch_api, torch_names
+from ddp.telemetry import torch_api
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
@@ -180,9 +180,7 @@ def leaf_of(tensor: torch.Tensor | Piece, path: str) -> Leaf:
             f"cannot commit {path}: it is a DTensor with a Partial placement. Reduce it first, with redistribute()"
         )
     shape = tuple(tensor.shape)
-    lengths, offsets = torch_api.get(torch_names.SHARD_OF_DTENSOR)(
-        shape, tensor.device_mesh, tensor.placements
-    )
+    lengths, offsets = torch_api.shard_of_dtensor()(shape, tensor.device_mesh, tensor.placements)
     region = tuple(zip(offsets, lengths, strict=True))
     sharded = any(placement.is_shard() for placement in tensor.placements)
     return Leaf(path, tensor.dtype, shape, local(tensor).stride(), region, sharded)

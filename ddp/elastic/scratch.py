@@ -189,19 +189,24 @@ class Slots:
     def _forget(self, number: int) -> None:
         """Remove a slot. A process that has mapped it keeps the content: a new slot of this name is another file."""
         self._slots.pop(number, None)
+        self._unlink(number)
+
+    def _unlink(self, number: int) -> None:
         for place in self.places:
             with contextlib.suppress(OSError):
                 (place / self._name(number)).unlink()
 
     def replace_old(self) -> None:
-        """Make the first slots of this generation. Call it when all ranks have read the old ones."""
-        wanted = []
-        for number in self._free()[: self.n_whole + 1]:
-            n_bytes = self._size_of(number)
-            if n_bytes >= _LARGE and self._name(number) not in self.spared:
-                self._forget(number)
-                wanted.append((number, n_bytes))
-        self._make_in_thread(wanted)
+        """Make the first slots of this generation. Call it when all ranks have read the old ones.
+
+        If this rank has unmapped them before, the thread frees their memory.
+        """
+        if self._slots:  # a commit was made already, and no slot is spared any more
+            return
+        sizes = [(number, self._size_of(number)) for number in self._free()[: self.n_whole + 1]]
+        self._make_in_thread(
+            [each for each in sizes if each[1] >= _LARGE and self._name(each[0]) not in self.spared]
+        )
 
     def _make_another(self, n_bytes: int) -> None:
         """Make the slot of the next commit, if it takes no memory that would not be needed anyway."""
@@ -228,6 +233,7 @@ class Slots:
 
     def _make_all(self, wanted: list[tuple[int, int]]) -> None:
         for number, n_bytes in wanted:
+            self._unlink(number)
             try:
                 slot = self._make(number, n_bytes)
             except OSError:

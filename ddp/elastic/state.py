@@ -165,6 +165,7 @@ class State:
     def resume(self) -> Resumed | None:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
         found = self._resume()
+        self._resumed()[1].begin()  # now that the images which were read are unmapped; run() commits at once
         joining.resumed()
         return found
 
@@ -244,7 +245,6 @@ class State:
             writer = Writer(self._folder, self._keep, team.rank == 0, lineage, since)
         if shield is not None:
             shield.begin(slots, lineage, spared)
-        slots.replace_old()
         signature = Signature(lineage, role, team.rank, team.size, regions)
         return Keeper(slots, writer, signature, shield, overlaps)
 

@@ -140,6 +140,12 @@ def _copy_all() -> Any:
 
 
 @functools.cache
+def shard_of_dtensor() -> Any:
+    """The function for the shape and the offset of a rank's shard. A resume calls it for each tensor."""
+    return get(torch_names.SHARD_OF_DTENSOR)
+
+
+@functools.cache
 def skip_in_dynamo(package: str) -> None:
     """Make torch.compile skip a package, as it skips torch's DDP.
 

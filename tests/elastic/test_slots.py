@@ -115,6 +115,16 @@ def test_a_held_slot_is_not_replaced(slots_of: Any, place: Path) -> None:
     assert files(place) == before
 
 
+def test_after_a_commit_nothing_is_replaced(slots_of: Any, place: Path) -> None:
+    """As with redundancy, where a resume makes a commit: then no slot is marked as spared."""
+    before = before_the_restart(slots_of, place, 2)
+    slots = slots_of(2, spared=("local0.slot1",))
+    commit(slots, b"new")
+    slots.replace_old()
+    slots.settle()
+    assert files(place)["local0.slot1"] == before["local0.slot1"]
+
+
 def test_the_pages_are_there_when_the_commit_comes(slots_of: Any, place: Path) -> None:
     before_the_restart(slots_of, place, 2)
     slots = slots_of(2, spared=("local0.slot1",))
