@@ -22,7 +22,9 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CER
 _TIMEOUT_S = 200
 
 # What the agent finds wrong with the machine (a slow disk, little memory) is said under any script.
-_OF_THE_MACHINE = re.compile(rf"^ddp-launch: (?:pre-flight|{re.escape(socket.gethostname())}): .*\n", re.M)
+_OF_THE_MACHINE = re.compile(
+    rf"^ddp-launch: (?:pre-flight|{re.escape(socket.gethostname())}(?:#\d+)?): .*\n", re.M
+)
 
 WARM: tuple[str, ...] = ()
 PLAIN = ("--no-warm-start",)

@@ -197,7 +197,9 @@ class Launched:
 
     def failure(self) -> Any:
         """The contents of failure.json."""
-        (path,) = self.temp.glob("*/failure.json")
+        paths = list(self.temp.glob("*/failure.json"))
+        assert len(paths) == 1, (paths, self.stderr())
+        (path,) = paths
         return json.loads(path.read_text())
 
     def said(self) -> str:
