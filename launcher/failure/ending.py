@@ -104,8 +104,8 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time
         _tell_of_failure(spec, folder, finish.outcome)
     if missing:
         _say(f"ddp-launch: {missing}")
-    elif folder.temporary and (finish.exit_code == 0 or not folder.has_logs()):
-        folder.discard()
+    elif folder.temporary and (finish.exit_code == 0 or (finish.outcome is None and not folder.has_logs())):
+        folder.discard()  # a job that failed keeps its report there, also if no rank was started
     return exit_code(spec, finish)
 
 

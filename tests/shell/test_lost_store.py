@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from launcher.exchange import Finish
+from launcher.failure.ending import tell
+from launcher.output.log_folder import LogFolder
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
+from rendezvous.values.types import Outcome
 
+if TYPE_CHECKING:
     from launched import Launch
 
 # As a torch that cannot serve a socket that listens already.
@@ -68,3 +74,16 @@ def test_a_store_whose_process_is_killed_restarts_the_ranks(launch: Launch) -> N
     assert job.wait() == 0, job.stderr()
     assert job.stderr().count("restarting with the same nodes") == 1
     assert job.stdout().count("went on") == 2
+
+
+def test_the_report_of_a_job_that_has_started_no_rank_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The store may end before the first rank starts. The box names the folder of the report all the same."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    spec = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
+    folder = LogFolder(spec)
+    outcome = Outcome(False, "the store has ended", 75)
+    assert tell(spec, folder, Finish(75, outcome.reason, outcome=outcome), missing="") == 75
+    assert "the store has ended" in capfd.readouterr().err
+    assert json.loads((Path(folder.path) / "failure.json").read_text())["exit_code"] == 75
