@@ -59,8 +59,8 @@ _OPTIONS = (
     ("grpc.server_handshake_timeout_ms", 40_000),  # longer than the agents of a large job wait for it
     ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
     ("grpc.keepalive_time_ms", 30_000),  # detects a peer that vanished
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 40_000),  # thousands may be joining
+    ("grpc.http2.ping_timeout_ms", 40_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 3),
