@@ -266,10 +266,9 @@ def test_a_round_that_fails_leaves_the_last_protected_commit(
     lose(ranks, 3)
     found = resume(ranks)
     images = {f"rebuilt/commit-000000000{number}-abc/rank3": ranks[3].images[number] for number in (1, 2)}
-    first, _second = images
     rebuilt = computed(found[3])
-    assert first in rebuilt
-    assert rebuilt.items() <= images.items()  # the parity of commit 2 may be whole on enough nodes as well
+    assert rebuilt  # of commit 2 if enough of its parity was whole already: then commit 1 is not needed
+    assert rebuilt.items() <= images.items()
 
 
 def test_no_space_is_reported_and_tried_again(

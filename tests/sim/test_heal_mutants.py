@@ -42,14 +42,14 @@ MUTANTS = (
     Mutant(
         "no rank was paused, and the world is sealed in place",
         _SEALING,
-        "in_place, heals, repeat = len(state.parked) > 0,",
-        "in_place, heals, repeat = state.generation > 1,",
+        "in_place=len(state.parked) > 0,",
+        "in_place=state.generation > 1,",
     ),
     Mutant(
         "new ranks are not told that others continue",
         _SEALING,
-        "mine = replace(mine, in_place=in_place,",
-        "mine = replace(mine, in_place=False,",
+        "in_place=len(state.parked) > 0,",
+        "in_place=False,",
     ),
     Mutant(
         "paused ranks of a lost node count",
