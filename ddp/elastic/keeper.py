@@ -109,7 +109,7 @@ class Keeper:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether this rank keeps the replicated state on its node, and there is no other."""
+        """Whether this rank keeps the replicated state on its node, and no rank has another part of it."""
         return self._signature.role.keeps_replicas and self._signature.role.parts == 1
 
     def copy_live(self, captured: Captured, number: int, most_bytes: int) -> CopiedAhead | None:

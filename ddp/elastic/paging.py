@@ -1,4 +1,4 @@
-"""What the kernel is told about pages of memory before they are used. Wishes that it does not know have no effect."""
+"""What the kernel is told about pages of memory before they are used. Advice that it does not know has no effect."""
 
 from __future__ import annotations
 

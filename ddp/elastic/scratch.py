@@ -10,8 +10,8 @@ a commit is one copy from tensors to mapped memory, and the kernel allocates no 
 good commits, or a commit that is being written to disk.
 
 The kernel takes longer to give and clear the pages of a slot than a commit takes. So a thread makes large slots before
-commits need them: after a restart in place of slots that nobody needs any more, and later where no file is yet. A file
-whose commit other ranks may still need is replaced by the commit that overwrites it, and not before.
+commits need them. After a restart they replace slots that nobody needs any more. Later, it makes slots that have no
+file yet. If other ranks may still need the commit in a file, only the commit that overwrites it replaces the file.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ others wait for it.
 
 The copy takes most of that time, and the tensors do not change until then. So a rank that keeps the replicas of its
 node copies them *ahead*: while the replacements start, and before it knows what the others have. The commit exists only
-if it is asked for. What is too large is not copied ahead, because the copy may be in vain.
+if it is asked for. A large state is not copied ahead, because the copy may not be needed.
 """
 
 from __future__ import annotations

@@ -253,9 +253,8 @@ class Fleet:
                 self._terminate(member)
 
     def _terminate(self, member: Member) -> None:
-        if (
-            member.process and member.process.returncode is None
-        ):  # afterwards its number may be another process's
+        # When it has been waited for, its number may be another process's.
+        if member.process and member.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(member.process.pid, signal.SIGTERM)
 

@@ -39,6 +39,15 @@ class _Listening(NamedTuple):
     due_at: float
 
 
+def bound(order: Keep, *, is_kept: bool) -> tuple[socket.socket | None, Keeping]:
+    """Return the socket of a store and the answer to the agent. `is_kept`: a process of the zygote will serve it."""
+    try:
+        sock = store.bound_socket(order.host, order.port, listen=is_kept)
+    except OSError as error:
+        return None, Keeping(order.generation, 0, is_kept, error=str(error.strerror))
+    return sock, Keeping(order.generation, sock.getsockname()[1], is_kept)
+
+
 class Keepers:
     """`become_child` is called first in each fork."""
 
@@ -55,13 +64,10 @@ class Keepers:
         """Open the socket of a store, and tell its port."""
         if order.port:
             self._end()  # keepers may hold the requested port until then
-        try:
-            sock = store.bound_socket(order.host, order.port, listen=True)
-        except OSError as error:
-            self._tell(Keeping(order.generation, 0, True, error=str(error.strerror)))
-            return
-        self._listening.append(_Listening(sock, order, time.monotonic() + _WAIT_FOR_RANK_S))
-        self._tell(Keeping(order.generation, sock.getsockname()[1], True))
+        sock, answer = bound(order, is_kept=True)
+        if sock is not None:
+            self._listening.append(_Listening(sock, order, time.monotonic() + _WAIT_FOR_RANK_S))
+        self._tell(answer)
 
     def rank_started(self) -> None:
         """The first rank has been forked, or another one: nothing waits any more."""

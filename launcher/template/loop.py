@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroup, debugging, messages, rank, scratch, stacks, store, terminal_size, tree, wire
+from . import cgroup, debugging, messages, rank, scratch, stacks, terminal_size, tree, wire
 from .forking import fork, freeze_garbage
-from .keepers import Keepers
-from .messages import Exited, Keep, Keeping, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
+from .keepers import Keepers, bound
+from .messages import Exited, Keep, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
 from .sweeping import Sweeper, traces_of_streams
 
 if TYPE_CHECKING:
@@ -210,15 +210,12 @@ class Loop:
         if self._warm:
             self._keepers.listen(order)
             return
-        try:
-            sock = store.bound_socket(order.host, order.port, listen=False)
-        except OSError as error:
-            self._tell(Keeping(order.generation, 0, False, error=str(error.strerror)))
-            return
-        if self._reserved is not None:
-            self._reserved.close()
-        self._reserved = sock
-        self._tell(Keeping(order.generation, sock.getsockname()[1], False))
+        sock, answer = bound(order, is_kept=False)
+        if sock is not None:
+            if self._reserved is not None:
+                self._reserved.close()
+            self._reserved = sock
+        self._tell(answer)
 
     def _signal(self, signum: int, wanted: tuple[int, ...] | None) -> None:
         for pid, child in self._ranks.items():

@@ -140,15 +140,19 @@ def test_a_newer_commit_is_not_copied_again(copies: list[str], monkeypatch: pyte
     job.state.close()
 
 
-def test_a_large_state_is_copied_only_when_it_is_asked_for(
-    copies: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(survivor, "_MOST_BYTES", 100)
+def assert_copied_when_asked_for(copies: list[str]) -> None:
     job = Job()
     job.state.run(job.train)
     assert copies == ["after"]
     assert job.losses[3] == job.losses[4]
     job.state.close()
+
+
+def test_a_large_state_is_copied_only_when_it_is_asked_for(
+    copies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survivor, "_MOST_BYTES", 100)
+    assert_copied_when_asked_for(copies)
 
 
 def test_a_copy_ahead_that_fails_is_made_when_it_is_asked_for(
@@ -158,11 +162,7 @@ def test_a_copy_ahead_that_fails_is_made_when_it_is_asked_for(
         raise OSError("no space left")
 
     monkeypatch.setattr(keeper.Keeper, "copy_live", fails)
-    job = Job()
-    job.state.run(job.train)
-    assert copies == ["after"]
-    assert job.losses[3] == job.losses[4]
-    job.state.close()
+    assert_copied_when_asked_for(copies)
 
 
 def test_parameters_of_low_precision_in_the_interrupted_step_are_not_what_is_kept(
