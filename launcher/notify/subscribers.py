@@ -36,6 +36,8 @@ class Subscribers:
         self._thread: threading.Thread | None = None
         self._entry_points: list[tuple[str, Callable[[dict[str, Any]], Any]]] | None = None
         self._told: set[str] = set()
+        self._process: subprocess.Popen[bytes] | None = None  # of the command that runs now
+        self._is_over = False
 
     def put(self, event: dict[str, Any]) -> None:
         if self._thread is None:
@@ -54,9 +56,11 @@ class Subscribers:
             self._events.put_nowait(None)
         self._thread.join(_AT_THE_END_S)
         if self._thread.is_alive():
-            self._tell_once(
-                f"--on-event has not finished within {_AT_THE_END_S:g} s; the job ends without it"
-            )
+            limit = f"{_AT_THE_END_S:g} s after the job"
+            self._tell_once(f"--on-event has not finished within {limit}: what still ran was killed")
+            self._is_over = True
+            if self._process is not None:
+                _kill(self._process)
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
@@ -87,21 +91,22 @@ class Subscribers:
 
     def _run_command(self, event: dict[str, Any]) -> None:
         try:
-            process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 ["/bin/sh", "-c", self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=os.environ | {VARIABLE: event["event"]},
-                start_new_session=True,  # Ctrl-C is for the job, and ends no message about it
+                # Ctrl-C is for the job, and ends no message about it. In the agent's session, or the clean-up after
+                # a zygote would take it for a process that a rank has left behind.
+                process_group=0,
             )
         except OSError as error:
             return self._tell_once(f"--on-event: cannot start the command: {error.strerror}")
         try:
             _out, err = process.communicate(json.dumps(event).encode() + b"\n", _COMMAND_S)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.communicate()
             return self._tell_once(
                 f"--on-event: the command took longer than {_COMMAND_S:g} s and was killed"
@@ -112,9 +117,15 @@ class Subscribers:
         return None
 
     def _tell_once(self, text: str) -> None:
-        if text not in self._told:
+        if text not in self._told and not self._is_over:
             self._told.add(text)
             self._say(f"ddp-launch: {text}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _may_have_entry_points() -> bool:

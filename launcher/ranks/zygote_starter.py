@@ -77,9 +77,13 @@ class ZygoteStarter:
         scratch.remove(self.scratch)
 
     def clean_up(self) -> None:
-        """Clean up after a zygote has ended. Keep only the scratch folder, for the ranks of the next one."""
+        """Clean up after a zygote has ended. Keep only the scratch folder, for the ranks of the next one.
+
+        Zygotes and ranks are in sessions of their own. What the agent itself has started, such as a command of
+        `--on-event`, is in the agent's session, and is none of theirs.
+        """
         if self.cgroup and not cgroup.remove(self.cgroup):
             cgroup.kill(self.cgroup)
-        tree.reap_all(os.getpid())
+        tree.reap_all(os.getpid(), left_out=tree.is_in_session_of(os.getpid()))
         if self.cgroup:
             cgroup.remove(self.cgroup)

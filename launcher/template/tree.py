@@ -89,17 +89,34 @@ def in_other_sessions(root: int, sessions: Container[int]) -> frozenset[int]:
     return frozenset(pid for pid, stat in found if stat is not None and stat.session not in sessions)
 
 
-def reap_all(root: int, timeout_s: float = 10.0) -> bool:
-    """Kill and reap until `root`, which must be the caller, has no descendant. Return False after the timeout."""
+def reap_all(root: int, timeout_s: float = 10.0, left_out: Callable[[int], bool] = _none) -> bool:
+    """Kill and reap until `root`, which must be the caller, has no descendant. Return False after the timeout.
+
+    Processes that are `left_out`, and all below them, stay, and so does their exit status.
+    """
     give_up = time.monotonic() + timeout_s
-    while kill_all(root):
+    while kill_all(root, (), left_out):
         if time.monotonic() > give_up:
             return False
-        for child in _children(root)[:1]:
+        children = [child for child in _children(root) if not left_out(child)]
+        for child in children[:1]:
             # Wait briefly only: the child may have been forked after the scan, and not been killed yet.
             await_child(child, _LOOK_AGAIN_S)
-        _reap_ended()
+        for child in children[1:]:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
     return True
+
+
+def is_in_session_of(root: int) -> Callable[[int], bool]:
+    """Return whether a process is in the session of `root`, as what `root` itself starts is."""
+    session = os.getsid(root)
+
+    def belongs(pid: int) -> bool:
+        stat = process_stat(pid)
+        return stat is not None and stat.session == session
+
+    return belongs
 
 
 def await_child(child: int, timeout_s: float) -> int | None:
@@ -115,12 +132,6 @@ def await_child(child: int, timeout_s: float) -> int | None:
             os.close(ended)
         return status if pid else None
     return None
-
-
-def _reap_ended() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _children(pid: int) -> list[int]:

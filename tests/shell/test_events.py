@@ -63,6 +63,30 @@ def test_a_command_gets_each_event_of_a_job(launch: Launch, tmp_path: Path) -> N
     assert said[0].endswith(" started")
 
 
+LOSES_ITS_ZYGOTE = """
+import os, signal, time
+zygote = os.path.join(os.environ["THERE"], "zygote")
+with open(zygote + ".part", "w") as file:
+    file.write(str(os.getppid()))
+os.rename(zygote + ".part", zygote)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+def test_commands_live_on_when_the_processes_of_a_zygote_are_ended(launch: Launch, tmp_path: Path) -> None:
+    zygote, done = tmp_path / "zygote", tmp_path / "done"
+    waits = f"until z=$(cat {zygote}); do sleep 0.05; done; while kill -0 $z; do sleep 0.05; done; sleep 0.5"
+    command = f"cat > /dev/null; {waits}; echo $DDP_LAUNCH_EVENT >> {done}"
+    words = ("--max-restarts", "1", "--no-warm-start", "--on-event", command)
+    job = launch(*words, source=LOSES_ITS_ZYGOTE, env={"THERE": str(zygote.parent)})
+    assert job.wait() == 0, job.stderr()
+    told = done.read_text().split()
+    assert (told[0], told[-1]) == ("started", "ended")
+    assert "--on-event" not in job.stderr()
+
+
 LOSSES = """
 import sys, time
 for step in range(10_000):
