@@ -203,6 +203,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         hangs.contact(is_held)
 
     connection.session.watch_contact(contact)
+    _send_progress(shell, connection, ranks)
     facts = node_facts(spec, connection.host, connection.address, os.environ)
     node = NodeWatch(
         *(spec, shell.folder.path, scratch, ranks.pages, hangs),
@@ -233,6 +234,13 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         _restart_watch(shell, connection, ranks, node),
         editions,
         _stop_watch(shell, ranks),
+    )
+
+
+def _send_progress(shell: Shell, connection: Connection, ranks: Workers) -> None:
+    progressed = ranks.pages.progressed_with_others
+    connection.session.ask_for_progress(
+        lambda: shell.boundary.called("reading the status pages for a heartbeat", progressed, False)
     )
 
 

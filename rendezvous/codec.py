@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat()).SerializeToString()
+PROGRESS = pb.AgentMessage(heartbeat=pb.Heartbeat(progress=True)).SerializeToString()
 
 
 class BadMessage(ValueError):
@@ -199,8 +200,8 @@ def to_agent_bytes(message: ToAgent | Redirect) -> bytes:
 
 def read_from_agent(data: bytes, agent: AgentId | None) -> FromAgent:
     """Read a message of `agent`; None for the first message of a stream, which must be a join."""
-    if data == HEARTBEAT and agent is not None:
-        return events.AgentHeard(agent)
+    if data in (HEARTBEAT, PROGRESS) and agent is not None:
+        return events.AgentHeard(agent, progress=data == PROGRESS)
     message = _parsed(pb.AgentMessage, data)
     kind, body = _body(message, _FROM_AGENT)
     if kind is events.AgentJoined:

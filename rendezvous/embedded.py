@@ -112,6 +112,9 @@ class _EmbeddedSession:
     def watch_contact(self, callback: Callable[[bool], None]) -> None:
         """Does nothing: the rendezvous in this process is always reachable."""
 
+    def ask_for_progress(self, has_progress: Callable[[], bool]) -> None:
+        """Does nothing: an agent in this process has no lease."""
+
     def answer_with(self, answer: Answerer) -> None:
         self._rendezvous.conversations[self.agent] = _Conversation(answer)
 

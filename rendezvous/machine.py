@@ -89,8 +89,8 @@ def _completed(state: JobState, effects: tuple[Effect, ...], now: float, *, rear
 
 def _react(state: JobState, event: Event, now: float) -> Result:
     match event:
-        case AgentHeard(agent):
-            return renew_lease(state, agent, now)
+        case AgentHeard(agent, progress):
+            return renew_lease(state, agent, now, progress=progress)
         case AgentJoined():
             return join(state, event, now)
         case AgentLeft(agent, reason, ends_job):

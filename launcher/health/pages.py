@@ -52,6 +52,7 @@ class Pages:
     def __init__(self, *, trace_collectives: bool = True) -> None:
         self._wishes = page.TRACE_COLLECTIVES if trace_collectives else 0
         self._sheets: dict[int, _Sheet] = {}
+        self._done_with_others = 0
         self._lock = Lock()
 
     def open(self, local_rank: int, rank: int, repeat: Repeat = NO_REPEAT) -> dict[str, str]:
@@ -99,6 +100,16 @@ class Pages:
         sheet = self._sheets.get(local_rank)
         return None if sheet is None else self._look(sheet)
 
+    def progressed_with_others(self) -> bool:
+        """Return whether, since the last call, these ranks have finished something that needs ranks of other nodes.
+
+        That is a collective in a group with ranks of other nodes, or, once there is such a group, a training step. The
+        collectives of torch's DDP are in C++ and only the steps show them.
+        """
+        before = self._done_with_others
+        self._done_with_others = sum(_done_with_others(view, len(self._sheets)) for view in self.views())
+        return self._done_with_others > before
+
     def step(self) -> int | None:
         """Return the lowest step of the ranks if every rank may be waiting for other ranks. CPU use is not considered.
 
@@ -135,6 +146,11 @@ class Pages:
         now = time.monotonic()
         sheet.process = _process(sheet, now)
         return page.view(sheet.seen, time.monotonic_ns(), sheet.rank, sheet.process)
+
+
+def _done_with_others(view: RankView, here: int) -> int:
+    groups = [group.finished for group in view.groups if group.size > here]
+    return sum(groups) + view.step if groups else 0
 
 
 def _process(sheet: _Sheet, now: float) -> ProcessView:

@@ -36,7 +36,7 @@ from rendezvous.client.session_rules import (
     step,
 )
 from rendezvous.client.tls_probe import probe_tls
-from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
+from rendezvous.codec import HEARTBEAT, PROGRESS, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.values.events import AgentHeard, AgentJoined, Refused
 from rendezvous.values.questions import Present
 from rendezvous.values.version import VERSION, version_in, with_releases
@@ -77,6 +77,7 @@ class RemoteSession:
         # By endpoint: when it was probed, and what was found.
         self._probes: dict[str, tuple[float, str]] = {}
         self._on_contact: Callable[[bool], None] = _ignore
+        self._has_progress: Callable[[], bool] = bool  # False
         self._answerer: Answerer | None = None
         self._remarks = Remarks()
         self._job_id = ""  # of the last join
@@ -102,6 +103,9 @@ class RemoteSession:
 
     def watch_contact(self, callback: Callable[[bool], None]) -> None:
         self._on_contact = callback
+
+    def ask_for_progress(self, has_progress: Callable[[], bool]) -> None:
+        self._has_progress = has_progress
 
     def answer_with(self, answer: Answerer) -> None:
         self._answerer = answer
@@ -237,7 +241,7 @@ class RemoteSession:
                     return
                 await self._news_or(every_s)
                 if not self._outbox and not self._state.is_closing:
-                    await call.write(HEARTBEAT)
+                    await call.write(PROGRESS if self._has_progress() else HEARTBEAT)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             pass  # the stream is over; the reader gets the reason
 

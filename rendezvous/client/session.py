@@ -27,6 +27,9 @@ class Session(Protocol):
     def watch_contact(self, callback: Callable[[bool], None]) -> None:
         """Call `callback` with False when the service becomes unreachable, and with True when it answers again."""
 
+    def ask_for_progress(self, has_progress: Callable[[], bool]) -> None:
+        """Call this with each heartbeat: have the ranks finished a collective with other nodes since the last one?"""
+
     def answer_with(self, answer: Answerer) -> None:
         """Answer the questions of the service with this. It must not raise."""
 

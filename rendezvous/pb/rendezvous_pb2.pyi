@@ -261,8 +261,10 @@ class Join(_message.Message):
     def __init__(self, agent: _Optional[_Union[AgentId, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., generation: _Optional[int] = ..., running: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: bool
+    def __init__(self, progress: bool = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason", "ends_job")

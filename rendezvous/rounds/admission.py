@@ -201,11 +201,26 @@ def _too_late(state: JobState) -> Refused:
 # --- heartbeats and leases -----------------------------------------------------------------------------
 
 
-def renew_lease(state: JobState, agent: AgentId, now: float) -> Result:
+def alive_by_progress(state: JobState, agent: AgentId) -> tuple[AgentId, ...]:
+    """Return the agents whose ranks are alive if the ranks of `agent` finish collectives with ranks of other nodes.
+
+    These are all agents of the world: such a collective needs the ranks of the other nodes too, or soon waits for one
+    that does. An agent may be silent (stopped, out of memory, behind a broken link) while its ranks train.
+    """
+    member = member_of(state, agent)
+    if state.phase is not Phase.RUNNING or state.world is None or member is None or member.node_rank is None:
+        return ()
+    return tuple(placement.agent for placement in state.world.placements)
+
+
+def renew_lease(state: JobState, agent: AgentId, now: float, *, progress: bool = False) -> Result:
     """Renew a lease. Each heartbeat calls this, so it changes only one bucket of the leases."""
     if member_of(state, agent) is not None:
         if state.outcome is not None:
             return state, (Tell(agent, Ended(state.outcome)),)
+        if progress:
+            alive = dict.fromkeys(alive_by_progress(state, agent), now)
+            return renew_leases(state, alive | {agent: now}), ()
         return replace(state, leases=state.leases.plus(agent.node, now)), ()
     return state, (Tell(agent, _not_a_member(state, agent)),)
 

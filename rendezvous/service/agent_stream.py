@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.codec import HEARTBEAT, BadMessage, read_from_agent, to_agent_bytes
+from rendezvous.codec import HEARTBEAT, PROGRESS, BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.service.limits import Allowance
 from rendezvous.values.events import AgentJoined, AgentLeft
 
@@ -38,14 +38,17 @@ class StreamAborted(Exception):
 
 
 class AgentStream:
-    """Calls `alive` for every message and `handle` with its content. Stops reading while `busy` returns true."""
+    """Calls `alive` for every message, with whether it shows progress, and `handle` with its content.
+
+    Stops reading while `busy` returns true.
+    """
 
     def __init__(
         self,
         agent: AgentId,
         context: Any,
         limits: Limits,
-        alive: Callable[[AgentId], None],
+        alive: Callable[[AgentId, bool], None],
         handle: Callable[[FromAgent], None],
         busy: Callable[[], bool],
     ) -> None:
@@ -146,8 +149,8 @@ class AgentStream:
         loop = asyncio.get_running_loop()
         allowance = Allowance(self._limits.messages_per_s, self._limits.message_burst, at=loop.time())
         while (data := await read()) is not grpc.aio.EOF:
-            alive(agent)
-            if data != HEARTBEAT:
+            alive(agent, data == PROGRESS)
+            if data not in (HEARTBEAT, PROGRESS):
                 self._handle(self._decode(data))
             n += 1
             if n % _THROTTLE_EVERY == 0:

@@ -110,6 +110,9 @@ class Job(OpenJob):
             return
         if stream.was_redirected:
             return  # by this replica. A crowd cannot come back within the grace, so the lease decides.
+        self._await_stream(agent)
+
+    def _await_stream(self, agent: AgentId) -> None:
         self._absent[agent] = asyncio.get_running_loop().call_later(self._grace_s(), self._give_up, agent)
 
     def _grace_s(self) -> float:
@@ -117,6 +120,9 @@ class Job(OpenJob):
         return self._resume_grace_s if spec is None else min(self._resume_grace_s, spec.lease_s)
 
     def _give_up(self, agent: AgentId) -> None:
+        if self.owner.has_progress(agent):
+            self._await_stream(agent)
+            return
         del self._absent[agent]
         words = f"its stream broke and it did not reconnect within {self._grace_s():g} s"
         self.owner.post(AgentLost(agent, words))

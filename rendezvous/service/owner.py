@@ -11,9 +11,11 @@ owner does four things:
 4. It processes the event again. This is safe, because an event contains its generation: an outdated event is ignored.
 
 Thousands of heartbeats can arrive per second, and they are needed only when a lease may have expired. They are kept
-with their times until the next deadline, and then applied all at once. A process that was delayed (suspended, busy with
-thousands of joins, or blocked by its store) may not have read all of them. So it postpones a late deadline once. Then
-no agent counts as lost because of a delay in the service.
+with their times until the next deadline, and then applied all at once. Ranks that finish a collective with other nodes
+show that all these nodes are alive, so one heartbeat with progress counts for all of them.
+
+A process that was delayed (suspended, busy with thousands of joins, or blocked by its store) may not have read all of
+them. So it postpones a late deadline once. Then no agent counts as lost because of a delay in the service.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from rendezvous.machine import step
-from rendezvous.rounds.admission import renew_leases
+from rendezvous.rounds.admission import alive_by_progress, renew_leases
 from rendezvous.rounds.resume import resume
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
@@ -119,6 +121,7 @@ class JobOwner:
         self._note = note
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._heartbeats: dict[AgentId, float] = {}
+        self._progress: tuple[AgentId, float] | None = None  # who reported it last, and when
         self._alarm: asyncio.TimerHandle | None = None
         self._fired_at = 0.0
         self._catching_up = False
@@ -136,11 +139,13 @@ class JobOwner:
         """Queue an event. Never blocks: the streams bound how many messages a client may have in flight."""
         self._events.put_nowait(event)
 
-    def note_contact(self, agent: AgentId) -> None:
+    def note_contact(self, agent: AgentId, progress: bool = False) -> None:
         """Record a heartbeat. If the agent is not a member or the job is over, answer it at once."""
         state = self._job.state
         if state.outcome is None and member_of(state, agent) is not None:
-            self._heartbeats[agent] = asyncio.get_running_loop().time()
+            now = self._heartbeats[agent] = asyncio.get_running_loop().time()
+            if progress:
+                self._progress = agent, now
         else:
             self.post(AgentHeard(agent))
 
@@ -158,7 +163,7 @@ class JobOwner:
     async def _take(self, event: Event) -> None:
         while True:
             if isinstance(event, DeadlineReached) and self._heartbeats:
-                self._job.renew_leases(self._heartbeats)
+                self._job.renew_leases(self._signs_of_life())
                 self._heartbeats.clear()
             transition = self._job.take(event, asyncio.get_running_loop().time())
             version = self._job.version
@@ -174,6 +179,23 @@ class JobOwner:
                 self._note(event, before, transition.state)
             self._perform(transition)
             return
+
+    def _signs_of_life(self) -> dict[AgentId, float]:
+        if self._progress is None:
+            return self._heartbeats
+        agent, at = self._progress
+        alive = dict.fromkeys(alive_by_progress(self._job.state, agent), at)
+        return alive | {agent: max(at, alive.get(agent, at)) for agent, at in self._heartbeats.items()}
+
+    def has_progress(self, agent: AgentId) -> bool:
+        """Whether the ranks of this agent have shown of late that they are alive, whatever the agent does."""
+        state = self._job.state
+        if self._progress is None or state.spec is None:
+            return False
+        reporter, at = self._progress
+        # Agents send a heartbeat four times per lease.
+        is_recent = asyncio.get_running_loop().time() - at <= state.spec.lease_s / 2
+        return is_recent and agent in alive_by_progress(state, reporter)
 
     async def _reload(self) -> None:
         """Read the job and write it back unchanged: after that, a write of an earlier owner conflicts.

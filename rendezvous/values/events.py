@@ -40,6 +40,9 @@ class AgentJoined:
 @dataclass(frozen=True, slots=True)
 class AgentHeard:
     agent: AgentId
+    progress: bool = (
+        False  # its ranks have finished a collective with ranks of other nodes since the last one
+    )
 
 
 @dataclass(frozen=True, slots=True)

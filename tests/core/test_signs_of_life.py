@@ -1,4 +1,4 @@
-"""Heartbeats are kept aside and taken all at once: nothing is decided differently for it."""
+"""Which agents count as alive: heartbeats are applied all at once; ranks that progress with other nodes count."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from rendezvous.values.events import (
     JobAborted,
     Refused,
     Stop,
+    StoreAt,
+    StoreOpened,
     Waiting,
 )
 from rendezvous.values.state import JobState, Phase
-from rendezvous.values.types import AgentId, JobSpec, NodeFacts, RestartBudget
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, RestartBudget, StoreAddress
 
 LEASE_S = 0.4
 DEADLINE_S = 20.0
@@ -65,6 +67,37 @@ def test_a_lease_is_never_shortened() -> None:
     assert renew_leases(state, {agent("a"): 0.5}).leases["a"] == 1.0
 
 
+def running(*nodes: str) -> JobState:
+    state = JobState()
+    for node in nodes:
+        state, _ = step(state, joined(node, len(nodes)), 1.0)
+    state, _ = step(state, StoreOpened(agent(nodes[0]), 1, StoreAddress("a", 1)), 1.0)
+    assert state.phase is Phase.RUNNING
+    return state
+
+
+def test_progress_of_one_node_renews_the_leases_of_the_whole_world() -> None:
+    state, effects = step(running("a", "b"), AgentHeard(agent("a"), progress=True), 2.0)
+    assert dict(state.leases.items()) == {"a": 2.0, "b": 2.0}
+    assert not effects
+
+
+def test_without_progress_a_heartbeat_counts_for_its_own_node() -> None:
+    state, _ = step(running("a", "b"), AgentHeard(agent("a")), 2.0)
+    assert dict(state.leases.items()) == {"a": 2.0, "b": 1.0}
+
+
+def test_progress_of_a_node_outside_the_world_shows_nothing_about_the_world() -> None:
+    state, _ = step(running("a", "b"), joined("late", 2), 1.5)
+    state, _ = step(state, AgentHeard(agent("late"), progress=True), 2.0)
+    assert dict(state.leases.items()) == {"a": 1.0, "b": 1.0, "late": 2.0}
+
+
+def test_progress_before_the_ranks_run_renews_only_its_own_lease() -> None:
+    state, _ = step(members("a", "b"), AgentHeard(agent("a"), progress=True), 2.0)
+    assert dict(state.leases.items()) == {"a": 2.0, "b": 1.0}
+
+
 class _Job:
     """A real owner; who is told what ends up in `told`."""
 
@@ -86,6 +119,11 @@ class _Job:
                 whom, word = await self.told.get()
                 if isinstance(word, kind) and whom == who:
                     return word
+
+    async def running(self, *nodes: str) -> None:
+        await self.sealed(*nodes)
+        self.owner.post(StoreOpened(agent(nodes[0]), 1, StoreAddress("a", 1)))
+        await self.expect(StoreAt, agent(nodes[-1]))
 
     async def sealed(self, *nodes: str) -> None:
         for node in nodes:
@@ -109,9 +147,28 @@ def test_who_falls_silent_is_lost_and_who_is_heard_is_not() -> None:
     asyncio.run(story())
 
 
-async def _beat(job: _Job, node: str) -> None:
+def test_a_silent_agent_is_not_lost_while_its_ranks_train_with_others_but_soon_after_they_stop() -> None:
+    async def story() -> None:
+        async with _Job() as job:
+            await job.running("a", "b")
+            training = asyncio.get_running_loop().create_task(_beat(job, "a", progress=True))
+            await asyncio.sleep(4 * LEASE_S)
+            assert sorted(job.owner.state.members) == ["a", "b"]
+            assert job.owner.has_progress(agent("b"))
+            training.cancel()
+            waiting = asyncio.get_running_loop().create_task(_beat(job, "a"))
+            word = await job.expect(Stop, agent("a"))
+            waiting.cancel()
+            assert isinstance(word, Stop)
+            assert "b was lost" in word.decision.reason
+            assert not job.owner.has_progress(agent("b"))
+
+    asyncio.run(story())
+
+
+async def _beat(job: _Job, node: str, *, progress: bool = False) -> None:
     while True:
-        job.owner.note_contact(agent(node))
+        job.owner.note_contact(agent(node), progress)
         await asyncio.sleep(LEASE_S / 10)
 
 

@@ -19,7 +19,7 @@ def node(name: str, injected: str, outside: str, says: str = _LOST, **more: Any)
 
 NODES = (
     node("agent-killed", "SIGKILL to the agent of the second node", "kill_agent"),
-    node("agent-stopped", "SIGSTOP to the agent of the second node", "stop_agent"),
+    node("agent-stopped", "SIGSTOP to the agent of the second node, SIGKILL to its ranks", "stop_agent"),
     node("node-frozen", "SIGSTOP to all processes of the second node", "stop_node"),
     node(
         "template-killed",

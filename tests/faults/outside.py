@@ -140,7 +140,10 @@ def kill_agent(stage: Stage) -> None:
 
 
 def stop_agent(stage: Stage) -> None:
+    """Without the second signal its ranks would train on with the others, and nothing would be lost."""
     _agent_of_last_rank(stage).send(signal.SIGSTOP)
+    for rank in range(stage.case.ranks, stage.case.nodes * stage.case.ranks):
+        os.kill(stage.pid_of(rank), signal.SIGKILL)
 
 
 def stop_node(stage: Stage) -> None:

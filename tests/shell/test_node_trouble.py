@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,7 @@ from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
-from rendezvous.values.types import AgentId, NodeFacts, StoreAddress
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,6 +137,25 @@ def test_an_agent_that_sleeps_through_its_lease_comes_back_with_its_old_ranks_re
     job.finish(*nodes)
 
 
+def test_a_stopped_agent_whose_ranks_train_with_the_others_costs_them_nothing(
+    launch: Launch, tmp_path: Path, service: Service
+) -> None:
+    job = Job(launch, tmp_path, service.endpoint, torch=True)
+    first, second = nodes = (
+        job.node("--nnodes", "2", "--max-restarts", "1"),
+        job.node("--nnodes", "2", "--max-restarts", "1"),
+    )
+    await_generation(nodes, 1, 2)
+    second.send(signal.SIGSTOP)
+    try:
+        time.sleep(2 * JobSpec("job").lease_s)  # nothing may happen in this time
+    finally:
+        second.send(signal.SIGCONT)
+    job.finish(*nodes)
+    assert "lost" not in first.stderr() + second.stderr()
+    assert not list(first.there.glob("2-*"))
+
+
 class Way:
     """The way from one agent to the service; it can be cut, and mended."""
 
@@ -225,6 +245,23 @@ def test_a_way_that_breaks_for_a_moment_is_no_lost_node_and_one_that_stays_cut_i
     await_generation(nodes, 2, 2)
     assert not os.path.exists(f"/proc/{old}")
     job.finish(*nodes)
+
+
+def test_an_agent_that_is_cut_off_while_its_ranks_train_with_the_others_costs_them_nothing(
+    launch: Launch, tmp_path: Path, service: Service, way: Way
+) -> None:
+    job = Job(launch, tmp_path, service.endpoint, torch=True)
+    first = job.node("--nnodes", "2", "--max-restarts", "1")
+    second = job.node("--nnodes", "2", "--max-restarts", "1", endpoint=way.endpoint)
+    await_generation((first, second), 1, 2)
+    dialled = way.dialled
+    way.cut()
+    time.sleep(2 * JobSpec("job").lease_s)  # longer than its lease, and than the grace of a broken stream
+    way.mend()
+    eventually(lambda: way.dialled > dialled, what="the session is resumed")
+    job.finish(first, second)
+    assert "lost" not in first.stderr() + second.stderr()
+    assert not list(first.there.glob("2-*"))
 
 
 # --- spares, and worlds that change their size
