@@ -9,6 +9,7 @@ That order does not help protobuf. Its package `google` is a namespace, without 
 in any folder takes its place. So `google` is imported before those folders are in `sys.path` again.
 """
 
+import _signal  # without the enums of `signal`, whose import is a part of what must not be interrupted
 import os
 import sys
 
@@ -21,12 +22,33 @@ _PACKAGES = {"grpc": "grpcio", "google": "protobuf"}  # that provide these modul
 
 
 def ddp_launch() -> int:
+    _end_quietly_on_signals()
     _put_users_folders_last()
     if sys.argv[1:] == ["--version"] and _version_was_shown():
         return 0
     from launcher.cli import main
 
+    if sys.argv[1:2] in (["doctor"], ["plan"], ["warm"]):  # the agent has handlers of its own
+        _raise_on_interrupt()
     return _with_dependencies("ddp-launch", main)
+
+
+def _end_quietly_on_signals() -> None:
+    """Until a command handles signals itself, Ctrl-C ends it with its exit code, and not with a traceback."""
+    for signum, usual in ((_signal.SIGINT, _signal.default_int_handler), (_signal.SIGTERM, _signal.SIG_DFL)):
+        if _signal.getsignal(signum) == usual:
+            _signal.signal(signum, _end)
+
+
+def _raise_on_interrupt() -> None:
+    """Let the rest of a command clean up after Ctrl-C, by KeyboardInterrupt."""
+    for signum, usual in ((_signal.SIGINT, _signal.default_int_handler), (_signal.SIGTERM, _signal.SIG_DFL)):
+        if _signal.getsignal(signum) is _end:
+            _signal.signal(signum, usual)
+
+
+def _end(signum: int, _frame: object) -> None:
+    os._exit(128 + signum)
 
 
 def _version_was_shown() -> bool:
@@ -42,16 +64,20 @@ def _version_was_shown() -> bool:
 
 
 def ddp_rendezvous() -> int:
+    _end_quietly_on_signals()
     _put_users_folders_last()
     from rendezvous.main import main
 
+    _raise_on_interrupt()
     return _with_dependencies("ddp-rendezvous", main)
 
 
 def ddpctl() -> int:
+    _end_quietly_on_signals()
     _put_users_folders_last()
     from rendezvous.control.ctl import main
 
+    _raise_on_interrupt()
     return _with_dependencies("ddpctl", main)
 
 

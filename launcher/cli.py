@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         ending_file.leave(error.exit_code, str(error), error.code)
         _print_message("error", with_code(str(error), error.code))
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
 
 
 def _check_system() -> None:

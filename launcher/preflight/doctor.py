@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -54,9 +53,7 @@ def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], 
         spec = replace(spec, preflight="full")
     for warning in (*unknown_variables(environ), *warnings):
         _say(f"warning: {warning}")
-    with contextlib.suppress(KeyboardInterrupt):
-        return daemon_threads.run(_check(spec, bool(settings["json"])))
-    return 128 + signal.SIGINT
+    return daemon_threads.run(_check(spec, bool(settings["json"])))
 
 
 async def _check(spec: LaunchSpec, as_json: bool) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from launched import FAMILY, eventually
+from launched import FAMILY, SOON_S, eventually
 from ports import free_port
 
 if TYPE_CHECKING:
@@ -129,3 +131,17 @@ def test_repeated_ctrl_c_kills(launch: Launch) -> None:
     job.send(signal.SIGINT)
     assert job.wait() == 130
     eventually(lambda: not job.processes())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_agent_exists_ends_the_command_quietly(tmp_path: Path, signum: int) -> None:
+    """The command reads its configuration from a pipe, so it waits until the test writes."""
+    config = tmp_path / "config.toml"
+    os.mkfifo(config)
+    entry = "import sys, _ddp_launch_entry as entry; sys.exit(entry.ddp_launch())"
+    words = (sys.executable, "-c", entry, "--config", str(config), "train.py")
+    command = subprocess.Popen(words, stderr=subprocess.PIPE)
+    with open(config, "w"):  # returns when the command has opened it, too
+        command.send_signal(signum)
+        _out, said = command.communicate(timeout=SOON_S)
+    assert (command.returncode, said) == (128 + signum, b"")
