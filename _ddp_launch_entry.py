@@ -9,8 +9,8 @@ That order does not help protobuf. Its package `google` is a namespace, without 
 in any folder takes its place. So `google` is imported before those folders are in `sys.path` again.
 """
 
-import _signal  # without the enums of `signal`, whose import is a part of what must not be interrupted
 import os
+import signal
 import sys
 
 TYPE_CHECKING = False
@@ -35,16 +35,16 @@ def ddp_launch() -> int:
 
 def _end_quietly_on_signals() -> None:
     """Until a command handles signals itself, Ctrl-C ends it with its exit code, and not with a traceback."""
-    for signum, usual in ((_signal.SIGINT, _signal.default_int_handler), (_signal.SIGTERM, _signal.SIG_DFL)):
-        if _signal.getsignal(signum) == usual:
-            _signal.signal(signum, _end)
+    for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(signum) == usual:
+            signal.signal(signum, _end)
 
 
 def _raise_on_interrupt() -> None:
     """Let the rest of a command clean up after Ctrl-C, by KeyboardInterrupt."""
-    for signum, usual in ((_signal.SIGINT, _signal.default_int_handler), (_signal.SIGTERM, _signal.SIG_DFL)):
-        if _signal.getsignal(signum) is _end:
-            _signal.signal(signum, usual)
+    for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(signum) is _end:
+            signal.signal(signum, usual)
 
 
 def _end(signum: int, _frame: object) -> None:

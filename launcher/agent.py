@@ -231,12 +231,12 @@ class Agent:
                 self._parts.communication.abort_groups(generation, reason, only)
             case SignalRanks(signum, only):
                 self._ranks.note_stop(signum, only)
-                self._zygotes.zygote.signal(signum, only)
+                self._zygotes.signal(signum, self._ranks.pids(only), only)
             case StartGrace(generation, kind):
                 grace_s = _grace_s(kind, self._spec.shutdown_timeout_s)
                 self._loop.call_later(grace_s, self._events.put_nowait, GraceOver(generation, kind))
             case Sweep(generation, hurried, kept):
-                self._zygotes.zygote.sweep(generation, 0.0 if hurried else _DETACHED_S, kept)
+                self._zygotes.sweep(generation, 0.0 if hurried else _DETACHED_S, kept)
 
     def _start_ranks(self, assignment: Assignment, store: StoreAddress, kept: tuple[int, ...]) -> None:
         """Let parked ranks continue, and start the others."""

@@ -193,8 +193,10 @@ class Workers:
         """0 if the rank does not run on this node."""
         return next((each.pid for each in self._live.values() if each.label.rank == rank), 0)
 
-    def pids(self) -> list[int]:
-        return [started.pid for started in self._live.values() if started.pid]
+    def pids(self, only: Container[int] | None = None) -> list[int]:
+        """Return the processes of these local ranks, or of all."""
+        live = self._live.items()
+        return [each.pid for local, each in live if each.pid and (only is None or local in only)]
 
     def ranks(self) -> list[int]:
         """Return the global ranks that still run."""

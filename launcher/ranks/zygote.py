@@ -5,11 +5,15 @@ No call blocks.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import sys
+import termios
 from typing import TYPE_CHECKING, Any
 
 from launcher.settings.import_path import script_folder
@@ -170,6 +174,29 @@ class Zygote:
         """End the zygote, which first kills all its descendants."""
         self._outbox.close()
         self._control.close()
+
+    def process(self) -> int:
+        """Return the process number, or 0 if it is not known."""
+        return self.pid
+
+    def resume(self) -> None:
+        """Let the zygote continue if somebody has stopped it."""
+        if pid := self.process():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the zygote, and the ranks with it: each asks the kernel for this."""
+        if pid := self.process():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def has_unread_orders(self) -> bool:
+        with contextlib.suppress(OSError):
+            (unread,) = struct.unpack("i", fcntl.ioctl(self._control, termios.TIOCOUTQ, b"\0" * 4))
+            return bool(unread) or not self._outbox.is_empty
+        return False
 
     def flush(self) -> bool:
         """Send what the socket accepts now. Return True when all requests are sent."""

@@ -8,8 +8,10 @@ not read. The state machine repeats them after `ZygoteReplaced`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.exchange import StartFailed, ZygoteReplaced
@@ -17,7 +19,7 @@ from launcher.failure.verdict import signal_name
 from launcher.template.messages import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from launcher.exchange import AgentEvent
     from launcher.ranks.zygote import Zygote
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _EXIT_S = 1.0  # from the end of the socket to the end of the process
 _MOST_LOST = 3  # with no rank started in between: the cause is permanent
+_READ_S, _LOOK_AGAIN_S, _LOOKS = 2.0, 0.5, 4  # how long an order to stop ranks may stay unread
 _END_S = 15.0  # in addition to the zygote's own limit for processes that do not end
 
 
@@ -134,6 +137,40 @@ class ZygoteWatch:
                 f"this node cannot start ranks: {error.strerror}. Check ulimit -u and the free memory"
             )
         return ZygoteReplaced(reason, 128 + signal.SIGKILL)
+
+    # --- a zygote that does not act ------------------------------------------------------------------
+
+    def signal(self, signum: int, pids: Iterable[int], only: Iterable[int] | None = None) -> None:
+        """Signal these local ranks, or all. `pids` are their processes."""
+        self.zygote.signal(signum, only)
+        self._see_that_it_acts(signum, tuple(pids))
+
+    def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
+        self.zygote.sweep(generation, patience_s, kept)
+        self._see_that_it_acts(signal.SIGKILL, ())
+
+    def _see_that_it_acts(self, signum: int, pids: tuple[int, ...]) -> None:
+        self.zygote.resume()
+        if self._is_ready:
+            look = partial(self._look, self.zygote, signum, pids)
+            asyncio.get_running_loop().call_later(_READ_S, look, _LOOKS)
+
+    def _look(self, zygote: Zygote, signum: int, pids: tuple[int, ...], more: int) -> None:
+        """A zygote that is blocked cannot stop ranks, so the agent does it: with this signal, or together with it."""
+        if zygote is not self.zygote or not zygote.has_unread_orders:
+            return
+        if more:
+            look = partial(self._look, zygote, signum, pids)
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, look, more - 1)
+        elif signum != signal.SIGKILL:
+            for pid in pids:  # this number is still theirs, since nobody else awaits their end
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signum)
+        else:
+            self._say(f"ddp-launch: the zygote (pid {zygote.process()}) does not act, and is killed")
+            zygote.kill()
+            self._close()  # it may never end, in a system call
+            self._reports.put_nowait(None)
 
     # --- the end of the agent ----------------------------------------------------------------------
 
