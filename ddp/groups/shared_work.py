@@ -251,12 +251,17 @@ class CombinedWork(CollectiveWork):
     def is_completed(self) -> bool:
         return all([work.is_completed() for work in self._works])
 
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
+    def exception(self) -> BaseException | None:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def get_future(self) -> Any:
         together = torch.futures.collect_all([work.get_future() for work in self._works])
-        return together.then(lambda _done: self._tensors)
+        return together.then(self._outcome)
+
+    def _outcome(self, together: Any) -> list[torch.Tensor]:
+        for done in together.wait():
+            done.wait()  # raises the error of this operation
+        return self._tensors
 
 
 def call_for_each(collective: Callable[..., dist.Work], outputs: Any, inputs: Any, opts: Any) -> dist.Work:

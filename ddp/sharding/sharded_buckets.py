@@ -40,7 +40,6 @@ class ShardedBucket:
         self._move_in(sizes)
         self._own = self._flat[self.shard.begin : self.shard.begin + self.shard.size]
         self.pieces = [self._own[p.offset : p.offset + p.end - p.start] for p in self.shard.pieces]
-        self._kept: torch.Tensor | None = None
         self._coming: torch.Tensor | None = None
         self._work: Any = None
 
@@ -65,10 +64,8 @@ class ShardedBucket:
 
     def scatter(self, buffer: torch.Tensor) -> None:
         """Launch the reduce-scatter of a bucket's gradients."""
-        if self._kept is None or any(piece.grad is not None for piece in self.pieces):
-            self._coming = torch.empty_like(self._own)  # gradients accumulate: keep the existing ones
-        else:
-            self._coming = self._kept
+        # New memory in each step: an optimizer or the script may keep the gradients of earlier steps.
+        self._coming = torch.empty_like(self._own)
         given = _real(self._pad(buffer))
         self._work = reduce_scatter(_real(self._coming), given, self._group, self._averages)
 
@@ -93,8 +90,6 @@ class ShardedBucket:
                     piece.grad = gradient
                 else:
                     piece.grad.add_(gradient)
-            if self._kept is None:
-                self._kept = came
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -91,6 +91,12 @@ def test_timeout_names_who_is_missing(crew):
         assert any(f"rank {rank} has not joined all-reduce in time" in said for rank in missing), said
 
 
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter"])
+def test_a_failed_operation_of_several_tensors_raises_also_in_its_future(pair, kind):
+    answer, _ = pair.run(trouble.coalesced_alone, kind)
+    assert answer == ([True, True], False, "DistBackendError")
+
+
 def test_a_group_is_not_waited_for_longer_than_it_allows(pair):
     """The default group's limit is half an hour."""
     for rank, (after, said) in enumerate(pair.run(trouble.form_a_group_alone)):

@@ -91,6 +91,27 @@ def time_out_alone(timeout_s):
         return came, time.monotonic(), str(error)
 
 
+def coalesced_alone(kind):
+    """-> whether each way to ask a failed operation of several tensors raises, and what it says about itself."""
+    group = dist.new_group(backend="shm", timeout=timedelta(seconds=0.5))
+    if dist.get_rank() == 1:
+        return None
+    world = dist.get_world_size()
+    small, large = [torch.ones(2), torch.ones(3)], [torch.zeros(2 * world), torch.zeros(3 * world)]
+    if kind == "all-gather":
+        work = group.allgather_into_tensor_coalesced(large, small)
+    else:
+        work = group.reduce_scatter_tensor_coalesced(small, large)
+    raised = []
+    for ask in (lambda: work.get_future().wait(), work.wait):
+        try:
+            ask()
+            raised.append(False)
+        except RuntimeError:
+            raised.append(True)
+    return raised, work.is_success(), type(work.exception()).__name__
+
+
 def form_a_group_alone():
     """Rank 1 comes when the other has given up, and all counts are as they were."""
     ddp.groups.shm.MIN_CREATION_S = 0.2

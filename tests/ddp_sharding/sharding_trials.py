@@ -139,6 +139,36 @@ def steps(model, optimizer, numbers):
         optimizer.step()
 
 
+class Remembers(torch.optim.Optimizer):
+    """Steps by the change of the gradient, and keeps the last one as it is, not a copy."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            before = self.state[p].get("before", torch.zeros_like(p))
+            p.sub_(2 * p.grad - before, alpha=0.05)
+            self.state[p]["before"] = p.grad
+
+
+def kept_gradients(again=False):
+    """-> the difference to the unsharded optimizer. `again`: backwards accumulate."""
+    results = []
+    for sharded in (False, True):
+        model = wrapped()
+        whole = None if sharded else Remembers(model.parameters())
+        optimizer = whole or ShardedOptimizer(model, Remembers, elementwise=True)
+        for step in range(5):
+            optimizer.zero_grad()
+            for i in range(1 + again):
+                loss_of(model, 10 * step + i, spare=True).backward()
+            optimizer.step()
+        results.append(parameters_of(model))
+    return largest_difference(*results)
+
+
 def whole_state_of(model, optimizer):
     """On all ranks."""
     optimizer.consolidate_state_dict(to=1)

@@ -113,6 +113,12 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(crew_of: CrewOf, overflow
     assert crew_of("gloo", 2).run(trials.scaled, overflow) == [(overflow, True, True, True)] * 2
 
 
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("again", [False, True])
+def test_an_optimizer_may_keep_gradients(crew_of: CrewOf, backend: str, again: bool) -> None:
+    assert max(crew_of(backend, 2).run(trials.kept_gradients, again)) < 1e-6
+
+
 def test_an_order_that_was_observed_is_kept(crew_of: CrewOf) -> None:
     for names in crew_of("gloo", 2).run(trials.an_observed_order):
         assert names.index("b.weight") < names.index("a.weight")
