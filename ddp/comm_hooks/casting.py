@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
-from ddp.comm_hooks.plain import checked_buffer, group_of
+from ddp.comm_hooks.plain import after, checked_buffer, group_of
 from ddp.reducer.grad_bucket import result_of
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
@@ -41,8 +41,7 @@ def _average_as(
     group = group_of(state)
     small = (buffer / group.size()).to(dtype)
     work = dist.all_reduce(small, group=group, async_op=True)
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _done: buffer.copy_(small))
-    return averaged
+    return after(work, lambda: buffer.copy_(small))
 
 
 def _around(dtype: torch.dtype, name: str, hook: Hook) -> Hook:

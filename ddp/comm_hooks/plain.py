@@ -1,5 +1,6 @@
 """The plain average, a hook that sends nothing, and the checks that all hooks share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +18,21 @@ def all_reduce(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     buffer = checked_buffer(bucket, "all_reduce", NUMBERS)
     group = group_of(state)
     work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _done: buffer)
-    return averaged
+    return after(work, lambda: buffer)
+
+
+def after(work: Any, result: Callable[[], torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
+    """Return a future of `result()`, which is called when `work` has completed.
+
+    The future raises the error of `work`: torch drops an error for which no callback asks.
+    """
+
+    def checked(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.wait()
+        return result()
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(checked)
+    return future
 
 
 def noop(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,21 @@ def hooked(hook, which="ours", **options):
     model = CLASSES[which](mlp(), bucket_cap_mb=SMALL_BUCKETS_MB, **options)
     model.register_comm_hook(state, function)
     return model, state
+
+
+def alone(hook, which):
+    """-> whether a backward in which the peer does not take part raises."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    model = CLASSES[which](mlp(), process_group=group)
+    model.register_comm_hook(group, HOOKS[hook][1])
+    raised = False
+    if dist.get_rank() == 0:
+        try:
+            loss_of(model, batch(0, 0)).backward()
+        except RuntimeError:
+            raised = True
+    dist.barrier()
+    return raised
 
 
 def backward(model, step):

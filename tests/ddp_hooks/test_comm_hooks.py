@@ -42,6 +42,13 @@ def test_models_learn_under_torchs_class(crew_of: CrewOf, hook: str) -> None:
         assert after < 0.5 * before
 
 
+@pytest.mark.parametrize("which", ["ours", "torch"])
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("hook", ["all_reduce", "fp16", "bf16_all_reduce"])
+def test_a_failed_collective_raises(crew_of: CrewOf, hook: str, backend: str, which: str) -> None:
+    assert crew_of(backend, 2).run(trials.alone, hook, which) == [True, False]
+
+
 @pytest.mark.parametrize("hook", AVERAGING)
 def test_both_classes_give_the_same(crew_of: CrewOf, hook: str) -> None:
     tolerance = {"top_k": 1e-6, "quantized": 2e-3, "quantized_chunks": 2e-3}.get(hook, 1e-3)
