@@ -183,12 +183,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         lambda: shell.boundary.called("reading the status pages for the progress line", ranks.pages.views, ())
     )
     communication = CommunicationWatch(scratch, ranks, shell.logs.say, report)
-    hangs = HangWatch(
-        spec.hang,
-        lambda: excused(ranks.pages.views(), _waiting_for_a_person(shell.logs, ranks)),
-        lambda generation: report(StallDetected(generation)),
-        shell.boundary,
-    )
+    hangs = _hang_watch(shell, ranks)
     isolation = IsolationWatch(
         spec.isolation_timeout_s,
         spec.join_timeout_s,
@@ -241,6 +236,19 @@ def _send_progress(shell: Shell, connection: Connection, ranks: Workers) -> None
     progressed = ranks.pages.progressed_with_others
     connection.session.ask_for_progress(
         lambda: shell.boundary.called("reading the status pages for a heartbeat", progressed, False)
+    )
+
+
+def _hang_watch(shell: Shell, ranks: Workers) -> HangWatch:
+    report = shell.events.put_nowait
+    return HangWatch(
+        shell.spec.hang,
+        lambda: excused(ranks.pages.views(), _waiting_for_a_person(shell.logs, ranks)),
+        ranks.pages.processes,
+        shell.logs.signs_of_life,
+        lambda generation: report(StallDetected(generation)),
+        shell.logs.say,
+        shell.boundary,
     )
 
 

@@ -7,6 +7,7 @@ no such tensor, because all its tensors may differ from rank to rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ class Facts:
     matching: int | None = None  # index of the argument with the tensors that must match on all ranks
     root: bool = False  # all other ranks wait for one root rank
     peer: int | None = None  # index of the argument with the rank on the other side
+    timeout: bool = False  # the first argument is, or has, a timeout of this call
 
 
 # By method of ProcessGroup; no version of torch has all of them.
@@ -47,12 +49,26 @@ FACTS: dict[str, Facts] = {
     "alltoall": Facts("all_to_all"),
     "alltoall_base": Facts("all_to_all"),
     "all_to_all_single": Facts("all_to_all"),
-    "barrier": Facts("barrier"),
-    "monitored_barrier": Facts("monitored_barrier"),
+    "barrier": Facts("barrier", timeout=True),
+    "monitored_barrier": Facts("monitored_barrier", timeout=True),
     "send": Facts("send", 0, peer=1),
     "recv": Facts("recv", 0, peer=1),
     "recv_anysource": Facts("recv", 0),
 }
+
+
+def given_timeout_s(given: Any) -> float:
+    """Return a timeout that the script has given, otherwise 0. torch's defaults are objects of their own.
+
+    `given`: the timeout, or options that contain it.
+    """
+    from torch.distributed import constants
+
+    timeout = getattr(given, "timeout", given)
+    defaults = (constants.default_pg_timeout, constants.default_pg_nccl_timeout)
+    is_given = isinstance(timeout, timedelta) and not any(timeout is default for default in defaults)
+    return timeout.total_seconds() if is_given else 0.0
+
 
 _dtypes: dict[Any, str] = {}
 

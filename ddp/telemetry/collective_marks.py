@@ -25,7 +25,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import capture, status_page, torch_api, torch_names
-from .collective_facts import FACTS, format_ranks, tensor_facts
+from .collective_facts import FACTS, format_ranks, given_timeout_s, tensor_facts
 from .page_writer import LONGEST_NAME
 from .status_page import COMMUNICATE
 
@@ -75,8 +75,8 @@ def _watch_names() -> None:
 def mark_group_creation(page: Page) -> None:
     """Record the creation of groups as a collective of their ranks, since ranks may wait there for one that is missing.
 
-    The group's timeout is recorded before the group is created, because a rank may wait up to this timeout for the
-    others.
+    The timeout that the script gives the group is recorded before the group is created, because a rank may wait up to
+    this timeout for the others.
     """
 
     def wrap(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,9 +89,7 @@ def mark_group_creation(page: Page) -> None:
 
         @functools.wraps(make)
         def make_group(*args: Any, **kwargs: Any) -> Any:
-            timeout = kwargs.get("timeout")
-            if timeout is not None:
-                page.group_timeout(timeout.total_seconds())
+            page.group_timeout(given_timeout_s(kwargs.get("timeout")))
             op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
             if len(ranks) < 2:
                 return made(*args, **kwargs)
@@ -283,6 +281,8 @@ class _Marks:
         if known.inside:
             return None
         is_blocking = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
+        if facts.timeout:
+            self._page.group_timeout(given_timeout_s(args[0] if args else kwargs.get("opts")))
         flight = self._enter(facts, known, args, not is_blocking)
         if is_blocking:
             flight.before = self._page.mark(COMMUNICATE)

@@ -90,7 +90,11 @@ class Pages:
 
     def pids(self) -> list[int]:
         """Return the processes of the ranks that have started and not ended."""
-        return [sheet.pid for sheet in self._sheets.values() if sheet.pid and sheet.alive]
+        return list(self.processes().values())
+
+    def processes(self) -> dict[int, int]:
+        """Return the same by rank."""
+        return {sheet.rank: sheet.pid for sheet in self._sheets.values() if sheet.pid and sheet.alive}
 
     def views(self) -> tuple[RankView, ...]:
         """Read the views of all started ranks of this node, including those that have ended."""

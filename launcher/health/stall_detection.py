@@ -1,4 +1,4 @@
-"""Detects ranks that have made no progress for longer than their phase permits. Pure.
+"""Detects ranks that may hang. Pure.
 
 Theory of operation
 -------------------
@@ -7,25 +7,24 @@ time without progress between its checks. Only time in which the agent itself ra
 agent does not make its ranks look stalled. The count of a rank that was stopped starts again when it continues. The
 count of a rank that waits for the reader of the launcher's output stays at zero.
 
-The permitted time depends on what the rank does:
+By default, there is no limit for what a rank does. A job hangs only if a rank waits for another one, and no rank shows
+a sign of life (signs.py) for ASLEEP_S, or for the timeout that the script has set for its process groups if that is
+longer. The service decides this, because it sees all ranks. An agent reports both times of each rank: without any sign,
+and without a sign other than CPU time of its own process, which a rank may use up while it waits. It asks for an
+inquiry early, because ranks that wait in different collectives need no long wait. Then it asks again from time to time.
 
-    | the rank                                    | TIME given | auto (the larger of both)                     |
-    |---------------------------------------------|------------|-----------------------------------------------|
-    | has not begun, or waits for the others to   | start      | 30 min                                        |
-    | has not finished its first step             | first-step | 30 min                                        |
-    | takes a checkpoint                          | checkpoint | 30 min                                        |
-    | evaluates, or is in another section         | evaluation | 30 min                                        |
-    | is in a section that has a timeout          | that time  | that time                                     |
-    | loads data, or runs code outside a phase    | TIME       | 10 min, or 20 times its longest step          |
-    | is in another part of a step, and uses CPU  | TIME       | 10 min, or 20 times its longest step          |
-    | is in another part, and uses no CPU         | TIME       | 2 min, or 20 times its longest step           |
-    | is stopped or frozen, or has ended          | TIME       | 2 min, or 20 times its longest step           |
+With `--hang-timeout TIME`, the user sets limits for the time without progress:
 
-`auto` suits scripts that were not written for this launcher. A rank that may still be at work gets ten minutes, the
-default timeout of torch. If the script sets a process group timeout of more than 30 min, that timeout is the limit. A
-rank that has never written its page is ignored. A rank that has ended does not start an inquiry, but the inquiry may
-find that it is the cause. An exceeded limit only starts the inquiry:
-see rendezvous/diagnosing/diagnosis.py.
+    | the rank                                    | limit       |
+    |---------------------------------------------|-------------|
+    | has not begun, or waits for the others to   | start       |
+    | has not finished its first step             | first-step  |
+    | takes a checkpoint                          | checkpoint  |
+    | evaluates, or is in another section         | evaluation  |
+    | does anything else, is stopped or has ended | TIME        |
+
+In both cases, a section that has a timeout may take that long. A rank that has never written its page, or has ended,
+does not start an inquiry. An exceeded limit only starts the inquiry: see rendezvous/diagnosing/diagnosis.py.
 """
 
 from __future__ import annotations
@@ -33,22 +32,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
+from launcher.health import signs
+from launcher.settings.budgets import ASLEEP_S
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
+from rendezvous.values.rank_report import ASK_EARLY_S, MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import HELD, RankPhase, RankView
 from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
 
+    from launcher.health.signs import Signs
     from launcher.settings.budgets import Budgets
     from rendezvous.values.rank_view import Collective, GroupView
 
-_STEPS = 20.0
-_LONGEST_DEFAULT_S = 1800.0  # the longest default timeout of a process group in torch (Gloo)
 _CALLS_OF_START = 50  # a script without steps has begun when it has been through so many collectives
 _STRIDE = 3.0  # a check that is later than this many periods means that the agent did not run
+_WARN_AFTER_S = 30.0  # so long after the limit, an inquiry has found no evidence
+_JUST_NOW_S = 1.0
 _WORDS_CHARS = 200
 
 
@@ -57,9 +58,11 @@ class StallState:
     """The progress of one process of a rank, as its agent observed it."""
 
     pid: int
-    stalled_s: float = 0.0
+    stalled_s: float = 0.0  # without progress, and without a sign of life where these are looked at
+    idle_s: float = 0.0  # the same, if CPU time of its own process is no sign
     stopped: bool = False
-    longest_step_s: float = 0.0
+    signs: Signs | None = None  # as of the last look at them
+    looked_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,30 @@ class Watch:
         return next((seen for number, seen in self.ranks if number == rank), None)
 
 
-def look(watch: Watch, views: Iterable[RankView], now: float, period_s: float) -> Watch:
+def look(
+    watch: Watch,
+    views: Iterable[RankView],
+    now: float,
+    period_s: float,
+    looks: Mapping[int, Signs] | None = None,
+) -> Watch:
+    """`looks`: the signs of life of some ranks."""
     passed_s = min(max(0.0, now - watch.at), _STRIDE * period_s)
-    known = dict(watch.ranks)
-    return Watch(now, tuple((view.rank, _seen(known.get(view.rank), view, passed_s)) for view in views))
+    known, looks = dict(watch.ranks), looks or {}
+    seen = ((view.rank, _seen(known.get(view.rank), view, passed_s)) for view in views)
+    return Watch(now, tuple((rank, _with_signs(state, looks.get(rank), now)) for rank, state in seen))
+
+
+def to_look_at(watch: Watch, views: Iterable[RankView], now: float, window_s: float) -> tuple[RankView, ...]:
+    """Ranks whose pages say nothing, and whose signs of life were not looked at for a while."""
+    seen = dict(watch.ranks)
+    return tuple(
+        view
+        for view in views
+        if view.process.alive
+        and (not view.known or view.quiet_s >= window_s)
+        and (view.rank not in seen or now - seen[view.rank].looked_at >= window_s)
+    )
 
 
 def excused(views: Iterable[RankView], ranks: Container[int]) -> tuple[RankView, ...]:
@@ -86,23 +109,36 @@ def _seen(before: StallState | None, view: RankView, passed_s: float) -> StallSt
     stopped = view.process.alive and view.process.state in HELD
     if before is None or (before.pid != view.pid and view.process.alive):
         return StallState(view.pid, stopped=stopped)
-    stalled_s = before.stalled_s + passed_s
-    if view.known and view.process.alive:
-        stalled_s = min(stalled_s, view.quiet_s)
     if before.stopped and not stopped:
-        stalled_s = 0.0
-    longest = max(before.longest_step_s, view.last_step_s)
-    return replace(before, stalled_s=stalled_s, stopped=stopped, longest_step_s=longest)
+        return replace(before, stalled_s=0.0, idle_s=0.0, stopped=False)
+    most = view.quiet_s if view.known and view.process.alive else float("inf")
+    stalled_s, idle_s = (min(each + passed_s, most) for each in (before.stalled_s, before.idle_s))
+    return replace(before, stalled_s=stalled_s, idle_s=idle_s, stopped=stopped)
+
+
+def _with_signs(state: StallState, now: Signs | None, at: float) -> StallState:
+    if now is None:
+        return state
+    before, passed_s = state.signs, at - state.looked_at
+    state = replace(state, signs=now, looked_at=at)
+    if before is None or signs.does_more(before, now, passed_s):
+        return replace(state, stalled_s=0.0, idle_s=0.0)
+    return replace(state, stalled_s=0.0) if signs.computes(before, now, passed_s) else state
 
 
 def limit_s(view: RankView, seen: StallState, budgets: Budgets) -> float | None:
-    """How long the rank may make no progress. None: without a limit."""
+    """How long the user lets the rank make no progress. None: without a limit."""
     if not budgets.enabled:
         return None
-    if not view.process.alive or seen.stopped:
-        return _asleep_s(view, seen, budgets)
-    if view.section is not None and view.section.timeout_s is not None:
-        return view.section.timeout_s
+    if view.process.alive and not seen.stopped:
+        if view.section is not None and view.section.timeout_s is not None:
+            return view.section.timeout_s
+        if budgets.step_s is not None:
+            return _limit_of_phase_s(view, budgets)
+    return budgets.step_s
+
+
+def _limit_of_phase_s(view: RankView, budgets: Budgets) -> float | None:
     match view.phase:
         case _ if not view.known:
             return budgets.start_s
@@ -112,33 +148,12 @@ def limit_s(view: RankView, seen: StallState, budgets: Budgets) -> float | None:
             return budgets.checkpoint_s
         case RankPhase.EVALUATION | RankPhase.SECTION:
             return budgets.evaluation_s
-        case _ if not _has_begun(view):
-            return budgets.first_step_s
-        case RankPhase.DATA | RankPhase.IDLE:
-            return _at_work_s(view, seen, budgets)
-        case RankPhase.COMMUNICATE | RankPhase.EXITING:
-            return _asleep_s(view, seen, budgets)
         case _:
-            return (
-                _at_work_s(view, seen, budgets) if view.process.cpu_moved else _asleep_s(view, seen, budgets)
-            )
+            return budgets.step_s if _has_begun(view) else budgets.first_step_s
 
 
 def _has_begun(view: RankView) -> bool:
     return view.step > 0 or (bool(view.collectives) and view.collectives[-1].number > _CALLS_OF_START)
-
-
-def _at_work_s(view: RankView, seen: StallState, budgets: Budgets) -> float:
-    return budgets.step_s or max(AT_WORK_S, _STEPS * seen.longest_step_s, _group_timeout_s(view))
-
-
-def _asleep_s(view: RankView, seen: StallState, budgets: Budgets) -> float:
-    return budgets.step_s or max(ASLEEP_S, _STEPS * seen.longest_step_s, _group_timeout_s(view))
-
-
-def _group_timeout_s(view: RankView) -> float:
-    """The timeout of the script's process groups, if it is longer than the default of torch."""
-    return view.group_timeout_s if view.group_timeout_s > _LONGEST_DEFAULT_S else 0.0
 
 
 # --- reports ---------------------------------------------------------------------------------------------
@@ -149,15 +164,41 @@ def reports(watch: Watch, views: Iterable[RankView], budgets: Budgets) -> tuple[
 
 
 def is_overdue(told: Iterable[RankReport]) -> bool:
-    return any(report.known and report.alive and report.is_overdue for report in told)
+    """Whether a rank exceeds a limit of the user."""
+    return any(each.known and each.alive and each.idle_s is None and each.is_overdue for each in told)
+
+
+def needs_inquiry(told: Iterable[RankReport]) -> bool:
+    """Whether a rank may hang by the evidence of all ranks: it waits, or has been still since its limit."""
+    return any(
+        each.alive
+        and each.idle_s is not None
+        and bool(each.groups)
+        and (each.idle_s >= (each.limit_s or 0.0) or each.waits_s >= ASK_EARLY_S)
+        for each in told
+    )
+
+
+def waits_for_long(told: Iterable[RankReport]) -> RankReport | None:
+    """A rank that waits beyond its limit, without evidence that it hangs."""
+    return next(
+        (
+            each
+            for each in told
+            if each.idle_s is not None
+            and each.limit_s is not None
+            and each.waits_s >= each.limit_s + _WARN_AFTER_S
+        ),
+        None,
+    )
 
 
 def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
-    limit, stalled_s = limit_s(view, seen, budgets), seen.stalled_s
-    if view.section is not None and view.section.timeout_s is not None and not seen.stopped:
-        stalled_s = (
-            view.section.since_s
-        )  # a section with a timeout says how long it takes, not how long it is quiet
+    limit, stalled_s, idle_s = limit_s(view, seen, budgets), seen.stalled_s, None
+    if limit is None and budgets.enabled:
+        limit, idle_s = max(ASLEEP_S, view.group_timeout_s), seen.idle_s
+    elif view.section is not None and view.section.timeout_s is not None and not seen.stopped:
+        stalled_s = view.section.since_s  # its timeout limits how long it takes, not how long it is quiet
     return RankReport(
         rank=view.rank,
         known=view.known,
@@ -168,20 +209,31 @@ def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
         step=view.step,
         section=view.section.name[:_WORDS_CHARS] if view.section is not None else "",
         message=view.message[:_WORDS_CHARS],
-        calls=tuple(map(_short, _calls_to_report(view))),
+        calls=tuple(map(_short, _calls_to_report(view, only_now=idle_s is not None))),
         groups=_groups(view),
         alive=view.process.alive,
         process=view.process.state if view.process.alive else "Z",
         busy=view.process.alive and view.process.cpu_moved and view.process.state not in HELD,
         wchan=view.process.wchan[:_WORDS_CHARS],
+        idle_s=idle_s,
     )
 
 
-def _calls_to_report(view: RankView) -> list[Collective]:
-    """Collectives in which the rank waits (oldest first), then finished collectives (latest first)."""
+def _calls_to_report(view: RankView, *, only_now: bool) -> list[Collective]:
+    """Collectives in which the rank waits (oldest first), then finished collectives (latest first).
+
+    `only_now`: without a call that has no end because it failed, or runs while the rank does something else.
+    """
     done = [call for call in view.collectives if call.finished_s is not None]
-    chosen = [*view.waiting_in[:MAX_CALLS], *reversed(done)][:MAX_CALLS]
+    waits = view.waiting_in if not only_now or _is_inside(view) else ()
+    chosen = [*waits[:MAX_CALLS], *reversed(done)][:MAX_CALLS]
     return sorted(chosen, key=lambda call: call.number)
+
+
+def _is_inside(view: RankView) -> bool:
+    """Whether the rank is in a collective now: it has done nothing since it entered the last one."""
+    entered_s = view.waiting_in[-1].entered_s if view.waiting_in else float("inf")
+    return view.phase is RankPhase.COMMUNICATE or entered_s - view.quiet_s <= _JUST_NOW_S
 
 
 def _short(call: Collective) -> Collective:

@@ -8,20 +8,21 @@ from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue, positive_duration, quote
 
 _FORM = (
-    "auto, off or TIME, optionally followed by ,NAME=TIME for start, first-step, checkpoint or evaluation",
+    "auto, off, or TIME, which ,NAME=TIME may follow for start, first-step, checkpoint or evaluation",
     "30s,first-step=20m",
 )
 
 
 def hang_timeout(value: str) -> Budgets:
     first, *rest = (part.strip() for part in value.split(","))
-    match first.lower():
-        case "off" if not rest:
-            return Budgets(enabled=False)
-        case "auto":
-            budgets = Budgets()
-        case _:
-            budgets = Budgets(step_s=_time(first))
+    if first.lower() in ("auto", "off"):
+        if rest:
+            raise BadValue(
+                f"{quote(','.join(rest))} has no effect after {first}: without TIME, no phase has a limit",
+                *_FORM,
+            )
+        return Budgets(enabled=first.lower() == "auto")
+    budgets = Budgets(step_s=_time(first))
     for part in rest:
         budgets = _with(budgets, part)
     return budgets

@@ -267,9 +267,10 @@ _FAILURES = (
         "auto|off|TIME[,...]",
         "auto",
         hang_timeout,
-        "if ranks make no progress within a step for TIME, find the rank that blocks the others and restart the job. "
-        "auto: 20 times the longest step, but at least 2m, and at least 10m for a rank that uses the CPU. Add "
-        "NAME=TIME to set the limit of another phase: start, first-step, checkpoint, evaluation (30m each)",
+        "auto: if a rank waits for another one and no rank shows a sign of life, for 10m or a longer timeout of a "
+        "process group, find the rank that blocks the others and restart the job. TIME: do so if ranks make no "
+        "progress within a step for TIME, without further evidence. Add NAME=TIME to set the limit of another phase: "
+        "start, first-step, checkpoint, evaluation (30m each)",
     ),
     _ours(
         "--isolation-timeout",

@@ -25,7 +25,7 @@ MAX_DURATION_S = 10 * 365 * 86400.0
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
 _MOST_IN_A_GROUP = 256  # nodes; ddp/elastic/erasure_code.py
 _SHOWN = 80  # characters; a message truncates a longer value
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_FORM = ("a number of seconds or a number with a unit (ms, s, m, h, d)", "5m")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "")
 
@@ -220,8 +220,8 @@ def torch_endpoint(value: str) -> str:
 
 
 def duration(value: str) -> float:
-    """Parse a number of seconds, or a number with the unit ms, s, m, h or d."""
-    found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|m|h|d)?\s*", value, re.ASCII)
+    """Parse a number of seconds, or a number with the unit ms, s, min (or m), h or d."""
+    found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|min|m|h|d)?\s*", value, re.ASCII)
     if not found or len(value) > 40:
         raise BadValue("not a duration", *_DURATION_FORM)
     seconds = float(found[1]) * UNITS[found[2] or "s"]

@@ -14,7 +14,7 @@ from rendezvous.diagnosing.finding import BlamedRank, Finding, Kind
 from rendezvous.diagnosing.waits import POINT_TO_POINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from rendezvous.diagnosing.waits import Waits
     from rendezvous.values.rank_view import Collective
@@ -28,7 +28,8 @@ def _signature(call: Collective) -> _Signature:
     return (call.op, call.dtype, call.numel, call.peer if call.op == "broadcast" else -1)
 
 
-def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
+def desync(waits: Waits, ranks: Collection[int], *, all_wait: bool = False) -> Finding | None:
+    """`all_wait`: only if all members of the group are among `ranks` and wait in these calls."""
     pending = {call.group for rank in ranks for call in waits.calls.get(rank, ()) if call.between is None}
     entered: dict[tuple[str, int], dict[int, Collective]] = {}
     for rank, report in waits.reports.items():
@@ -38,7 +39,10 @@ def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
     for where in sorted(entered):
         by_rank = entered[where]
         kinds = Counter(_signature(call) for call in by_rank.values())
-        if len(kinds) > 1 and any(call.finished_s is None for call in by_rank.values()):
+        waiting = [rank for rank, call in by_rank.items() if call.finished_s is None]
+        if all_wait and not all(r in waiting and r in ranks for r in waits.members[where[0]]):
+            continue
+        if len(kinds) > 1 and waiting:
             return _finding(by_rank, kinds, len(waits.members[where[0]]))
     return None
 

@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-A finding needs an overdue rank: a rank that has stalled for longer than the limit of its current activity. The reports
-come from the ranks' status pages, in shared memory. The checks run in this order:
+By default, a finding needs evidence; evidence.py decides that there is enough of it. If the user has set limits, it
+needs an overdue rank: a rank that has stalled for longer than the limit of its current activity. The reports come from
+the ranks' status pages, in shared memory. The checks run in this order:
 
 0. If torch's flight recorders contain more collectives than the status pages, the service uses the recorders instead
    (see rendezvous/diagnosing/recorded.py). Only they record the all-reduce calls that torch's own DDP starts in C++.
@@ -13,11 +14,12 @@ come from the ranks' status pages, in shared memory. The checks run in this orde
 2. absent: other ranks wait for a rank that does not wait itself (see waits.py). This rank is blamed, and its own report
    gives the reason. If it is not overdue itself (a checkpoint, an evaluation, a long step), there is no problem yet:
    `Patience` contains the time until the next check. A collective may finish on some ranks and block others. Then a
-   rank whose process is stopped in that collective is blamed, not the other ranks that wait in it.
+   rank whose process is stopped in that collective is blamed, not the other ranks that wait in it. A rank that has
+   ended without an error is never blamed.
 3. deadlock: ranks wait for each other in a cycle.
 4. apart: the collectives do not show the reason, because they are not recorded, or because all ranks have entered them.
-   But one rank differs from the others: it is stopped by a signal, has exited, is behind all others, or computes while
-   the others sleep.
+   But one rank differs from the others: it is stopped by a signal, exits, is behind all others, or computes while the
+   others sleep.
 5. alike: the ranks do not differ. Then the reason is the network or a device, or all ranks have the same problem. No
    rank is blamed.
 
@@ -33,9 +35,19 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous.diagnosing import evidence
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
-from rendezvous.diagnosing.finding import MAX_BLAMED, BlamedRank, Finding, Kind, Patience, blame
+from rendezvous.diagnosing.finding import (
+    LONGEST_PATIENCE_S,
+    MAX_BLAMED,
+    SHORTEST_PATIENCE_S,
+    BlamedRank,
+    Finding,
+    Kind,
+    Patience,
+    blame,
+)
 from rendezvous.diagnosing.recorded import with_recorded
 from rendezvous.diagnosing.waits import waits_of
 from rendezvous.values.rank_view import RankPhase
@@ -47,32 +59,56 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 _EVIDENCE = 24  # lines
-SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 
 
 def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Patience | None:
     """Diagnose a stall. `reports` does not contain the ranks of agents that have not answered."""
     reports = with_recorded(reports, world_size)
-    overdue = [rank for rank, s in reports.items() if s.known and s.alive and s.is_overdue]
     running = [report for report in reports.values() if report.alive]
-    if not overdue or any(report.process == "t" for report in running):
+    if any(report.process == "t" for report in running):
         return None
     if all(report.is_stopped for report in running) and len(running) > 1:
         return None  # an operator has stopped the job, and can continue it
+    overdue = [s.rank for s in running if s.known and s.is_overdue and s.idle_s is None]
+    found = _by_limit(reports, world_size, overdue) if overdue else _by_evidence(reports, world_size)
+    if not isinstance(found, Finding):
+        return found
+    suspects = () if found.certain or found.kind is Kind.ALIKE else tuple(each.rank for each in found.blamed)
+    return replace(
+        found, blamed=_with_the_others(found), suspects=suspects, evidence=_evidence(reports, found)
+    )
+
+
+def _by_limit(
+    reports: Mapping[int, RankReport], world_size: int, overdue: Sequence[int]
+) -> Finding | Patience:
     waits = waits_of(reports, world_size)
-    found = (
+    return (
         desync(waits, overdue)
         or _absent(waits, overdue)
         or _deadlock(waits)
         or _apart(reports, waits, overdue)
         or _alike(reports, waits, overdue)
     )
-    if isinstance(found, Patience):
+
+
+def _by_evidence(reports: Mapping[int, RankReport], world_size: int) -> Finding | Patience | None:
+    waiting = evidence.waiting_ranks(reports)
+    if not waiting or all(report.idle_s is None for report in reports.values()):
+        return None
+    waits = waits_of(reports, world_size)
+    if (different := evidence.mismatch(waits, waiting)) is not None:
+        return different
+    if lively := evidence.lively(reports, waiting, world_size):
+        return lively
+    reports = evidence.without_spinning(reports, waiting)
+    waits = waits_of(reports, world_size)
+    found = _absent(waits, waiting) or _deadlock(waits) or _apart(reports, waits, waiting)
+    if isinstance(found, Finding) and not (
+        found.kind is Kind.APART and evidence.blames_one_of(waiting, found)
+    ):
         return found
-    suspects = () if found.certain or found.kind is Kind.ALIKE else tuple(each.rank for each in found.blamed)
-    return replace(
-        found, blamed=_with_the_others(found), suspects=suspects, evidence=_evidence(reports, found)
-    )
+    return Patience(LONGEST_PATIENCE_S)
 
 
 def _with_the_others(found: Finding) -> tuple[BlamedRank, ...]:
@@ -103,12 +139,20 @@ def _evidence(reports: Mapping[int, RankReport], found: Finding) -> tuple[str, .
 
 def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     roots = waits.roots()
+    ended = [rank for rank in roots if rank in waits.reports and not waits.reports[rank].alive]
+    roots = tuple(rank for rank in roots if rank not in ended)
     seen = [waits.reports[rank] for rank in roots if rank in waits.reports]
     due = [report for report in seen if report.is_overdue]
     waiting = waits.blocked()
     if not due:
-        if not roots or not any(rank in waiting for rank in overdue):
+        if not any(rank in waiting for rank in overdue):
             return None
+        if not roots:
+            return (
+                _ended(waits.reports[min(waiting)], ended, words.waiting_for(waits, ended[0]))
+                if ended
+                else None
+            )
         return _patience(seen) if seen else _no_answer(waits, roots)
     beside = _waiting_beside(waits, due)
     due = [report for report in due if report.rank not in beside]
@@ -167,6 +211,13 @@ def _no_answer(waits: Waits, roots: Sequence[int]) -> Finding:
         for rank in roots[:MAX_BLAMED]
     ]
     return Finding(Kind.ABSENT, tuple(blamed), certain=False)
+
+
+def _ended(waiting: RankReport, ended: Sequence[int], more: str) -> Finding:
+    """No rank is the cause: ranks wait for ranks that have ended without an error."""
+    have = "has" if len(ended) == 1 else "have"
+    reason = f"{words.ranks(ended)} {have} exited without an error; {more}"
+    return Finding(Kind.ALIKE, (BlamedRank(waiting.rank, reason),), certain=False)
 
 
 def _in_different_calls(waits: Waits, waiting: Sequence[int], others: Sequence[RankReport]) -> Finding:
@@ -245,11 +296,8 @@ def _apart_groups(
     groups = [([s for s in everyone if s.is_stopped], True)]
     if len(alive) == 1 and explains_itself(alive[0]):
         groups.append((alive, True))
-    if not any(
-        explains_itself(s) for s in overdue
-    ):  # the ranks that are left may wait for those that have ended
-        gone = [s for s in everyone if not s.alive or s.phase is RankPhase.EXITING]
-        groups.append((gone, not any(s.alive for s in gone) and not any(s.waits_in for s in overdue)))
+    if not any(explains_itself(s) for s in overdue):
+        groups.append(([s for s in everyone if s.alive and s.phase is RankPhase.EXITING], False))
     if len(behind) < len(known):
         groups.append((behind, all(explains_itself(s) for s in behind)))
     groups.append(([s for s in everyone if s.alive and s.process == "D"], False))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 MAX_BLAMED = 8  # ranks in one finding
+SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 TIMED_OUT_EXIT_CODE = 124  # the exit code of timeout(1)
 
 

@@ -73,14 +73,14 @@ ENTRIES = (
     ),
     Entry(
         Code.RANK_HANG,
-        "The ranks made no progress for longer than --hang-timeout permits.",
+        "A rank waits for another one and no rank shows a sign of life, or no progress was made for --hang-timeout.",
         (
             "A rank waits for data, a lock or a file.",
             "The ranks called different collectives, or a different number of them.",
         ),
         (
             "Read the stacks of the rank that the message names.",
-            "If the phase may be long, raise --hang-timeout.",
+            "If ranks may wait for so long, give the process group a longer timeout, or raise --hang-timeout.",
         ),
         "the job hung: rank 3 has not entered all_reduce #412",
         "hangs",

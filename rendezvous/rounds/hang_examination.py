@@ -21,8 +21,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.diagnosis import LONGEST_PATIENCE_S, diagnose
-from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, BlamedRank, Finding, Patience
+from rendezvous.diagnosing.diagnosis import diagnose
+from rendezvous.diagnosing.finding import (
+    LONGEST_PATIENCE_S,
+    TIMED_OUT_EXIT_CODE,
+    BlamedRank,
+    Finding,
+    Patience,
+)
 from rendezvous.rounds.reading import Result, world_of
 from rendezvous.rounds.stopping import rank_failed
 from rendezvous.values.events import Accused, Examine, Tell

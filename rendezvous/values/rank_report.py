@@ -1,7 +1,8 @@
 """An agent's report about one rank, for the diagnosis of a stall. It contains only what the diagnosis needs.
 
-`stalled_s` is the time for which the agent has seen no progress. `limit_s` is how long this may last in the current
-activity. The agent sets the limits, and the service only compares. Times are given as ages: seconds before the report.
+`stalled_s` is the time for which the agent has seen no progress, or by default no sign of life at all. `limit_s` is how
+long this may last. The agent sets the limits, and the service only compares. Times are given as ages: seconds before
+the report.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rendezvous.values.text_limits import Words  # noqa: TC001
 
 MAX_CALLS = 8  # of one rank
 MAX_GROUPS = 8
+ASK_EARLY_S = 10.0  # ranks that wait for so long may be in different collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class RankReport:
         Collective, ...
     ] = ()  # as torch's flight recorder numbers them, including calls that C++ starts
     recorder: tuple[GroupView, ...] = ()  # empty: the recorder was not read
+    # Without a sign of life other than CPU time of its own process, which a rank may also use while it waits. None:
+    # `limit_s` is a limit that the user has set. Otherwise a rank is blamed only if others wait for it.
+    idle_s: float | None = None
 
     @property
     def is_overdue(self) -> bool:
@@ -50,3 +55,8 @@ class RankReport:
     def waits_in(self) -> tuple[Collective, ...]:
         """The collectives that the rank has entered and not finished, oldest first."""
         return tuple(call for call in self.calls if call.finished_s is None)
+
+    @property
+    def waits_s(self) -> float:
+        """Since when it has been in the collective that it entered last; 0.0 if it has finished that."""
+        return self.waits_in[-1].entered_s if self.waits_in else 0.0

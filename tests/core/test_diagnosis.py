@@ -80,7 +80,6 @@ def blamed(finding: Finding) -> list[int]:
         ),
         ({"process": "T"}, "has been stopped by a signal"),
         ({"phase": RankPhase.FORWARD, "busy": True, "process": "R"}, "in its forward pass (computing)"),
-        ({"alive": False, "process": "Z"}, "has exited"),
         ({"phase": RankPhase.SECTION, "section": "metrics"}, 'in the section "metrics"'),
     ],
 )
@@ -92,6 +91,19 @@ def test_the_rank_that_never_came_is_named_with_what_it_does(how: dict[str, obje
     assert says in reason
     assert "ranks 0, 2 and 3 have waited for it for 3.2 s in all_reduce #12 (1,000 x float32)" in reason
     assert "its last collective is #11" in reason
+
+
+def test_one_that_ended_without_an_error_is_never_the_cause() -> None:
+    ended = absent(1, 3, 11, alive=False, process="Z")
+    finding = found(waiting(0, 3, 12), ended, waiting(2, 3, 12))
+    assert (blamed(finding), finding.certain, finding.suspects) == ([0], False, ())
+    assert finding.doubt_about(finding.blamed[0]) is Doubt.NO_RANK
+    told = "rank 1 has exited without an error; ranks 0 and 2 have waited for it for 3.2 s in all_reduce #12"
+    assert finding.blamed[0].reason.startswith(told)
+    unseen_by_pages = found(
+        unseen(0, RankPhase.BACKWARD, 40), replace(unseen(1, RankPhase.IDLE, 40), alive=False, process="Z")
+    )
+    assert 1 not in blamed(unseen_by_pages)
 
 
 def test_one_that_sleeps_in_its_forward_is_certain_only_against_more_than_itself() -> None:

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.health.signs import Signs
 from launcher.health.stack_text import is_local_work, main_thread_first, without_doubt
-from launcher.health.stall_detection import Watch, excused, is_overdue, look, reports
+from launcher.health.stall_detection import (
+    Watch,
+    excused,
+    is_overdue,
+    look,
+    needs_inquiry,
+    reports,
+    to_look_at,
+    waits_for_long,
+)
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue
@@ -88,30 +98,116 @@ CALL = Collective(7, "0", 7, "all_reduce")
 
 
 @pytest.mark.parametrize(
-    ("view", "given", "auto"),
+    ("view", "given"),
     [
-        (VIEW, 3.0, 120.0),
-        (replace(VIEW, last_step_s=60.0), 3.0, 1200.0),
-        (replace(VIEW, process=BUSY), 3.0, 600.0),
-        (replace(VIEW, group_timeout_s=7200.0), 3.0, 7200.0),
-        (replace(VIEW, group_timeout_s=600.0), 3.0, 120.0),
-        (replace(VIEW, phase=RankPhase.DATA), 3.0, 600.0),
-        (replace(VIEW, phase=RankPhase.IDLE), 3.0, 600.0),
-        (replace(VIEW, phase=RankPhase.COMMUNICATE, process=BUSY), 3.0, 120.0),
-        (replace(VIEW, phase=RankPhase.CHECKPOINT), 1800.0, 1800.0),
-        (replace(VIEW, phase=RankPhase.EVALUATION), 1800.0, 1800.0),
-        (replace(VIEW, phase=RankPhase.CHECKPOINT, process=replace(ASLEEP, state="T")), 3.0, 120.0),
-        (replace(VIEW, phase=RankPhase.SECTION, section=Section("x", None, 1.0)), 1800.0, 1800.0),
-        (replace(VIEW, phase=RankPhase.SECTION, section=Section("x", 40.0, 1.0)), 40.0, 40.0),
-        (replace(VIEW, phase=RankPhase.STARTING, step=0), 1800.0, 1800.0),
-        (replace(VIEW, step=0), 1800.0, 1800.0),
-        (replace(VIEW, step=0, collectives=(replace(CALL, number=51),)), 3.0, 120.0),
+        (VIEW, 3.0),
+        (replace(VIEW, process=BUSY), 3.0),
+        (replace(VIEW, group_timeout_s=7200.0), 3.0),
+        (replace(VIEW, phase=RankPhase.DATA), 3.0),
+        (replace(VIEW, phase=RankPhase.COMMUNICATE, process=BUSY), 3.0),
+        (replace(VIEW, phase=RankPhase.CHECKPOINT), 1800.0),
+        (replace(VIEW, phase=RankPhase.EVALUATION), 1800.0),
+        (replace(VIEW, phase=RankPhase.CHECKPOINT, process=replace(ASLEEP, state="T")), 3.0),
+        (replace(VIEW, phase=RankPhase.SECTION, section=Section("x", None, 1.0)), 1800.0),
+        (replace(VIEW, phase=RankPhase.SECTION, section=Section("x", 40.0, 1.0)), 40.0),
+        (replace(VIEW, phase=RankPhase.STARTING, step=0), 1800.0),
+        (replace(VIEW, step=0), 1800.0),
+        (replace(VIEW, step=0, collectives=(replace(CALL, number=51),)), 3.0),
     ],
 )
-def test_each_thing_a_rank_does_has_its_budget(view: RankView, given: float, auto: float) -> None:
-    assert watched((0.0, view), (0.1, view)).limit_s == given
-    assert watched((0.0, view), (0.1, view), budgets=Budgets()).limit_s == auto
+def test_each_thing_a_rank_does_has_the_limit_that_the_user_sets(view: RankView, given: float) -> None:
+    report = watched((0.0, view), (0.1, view))
+    assert (report.limit_s, report.idle_s) == (given, None)
     assert watched((0.0, view), (0.1, view), budgets=Budgets(enabled=False)).limit_s is None
+
+
+# --- without a limit ---------------------------------------------------------------------------------------
+
+IDLE = Signs(processes=frozenset({17}))
+
+
+def silent(view: RankView = VIEW, *looks: Signs) -> RankReport:
+    """What is told after these looks at the signs of life, ten seconds apart, if nobody has set a limit."""
+    watch = Watch(0.0)
+    for number, signs in enumerate(looks):
+        watch = look(watch, [view], number * 10.0, 10.0, {view.rank: signs})
+    (report,) = reports(watch, [view], Budgets())
+    return report
+
+
+def test_by_default_the_limit_is_that_of_the_groups_in_any_phase() -> None:
+    for phase in RankPhase:
+        assert silent(replace(VIEW, phase=phase)).limit_s == 600.0
+        assert silent(replace(VIEW, phase=phase, group_timeout_s=60.0)).limit_s == 600.0
+        assert silent(replace(VIEW, phase=phase, group_timeout_s=7200.0)).limit_s == 7200.0
+
+
+@pytest.mark.parametrize(
+    ("last", "stalled_s", "idle_s"),
+    [
+        (IDLE, 30.0, 30.0),
+        (replace(IDLE, own_cpu_s=0.09), 30.0, 30.0),  # its threads wake up now and then
+        (replace(IDLE, own_cpu_s=0.2), 0.0, 30.0),  # it computes, or spins
+        (replace(IDLE, others_cpu_s=0.2), 0.0, 0.0),
+        (replace(IDLE, io_bytes=100), 30.0, 30.0),
+        (replace(IDLE, io_bytes=4096), 0.0, 0.0),
+        (replace(IDLE, output=1), 0.0, 0.0),
+        (replace(IDLE, processes=frozenset({17, 18})), 0.0, 0.0),
+    ],
+)
+def test_a_sign_of_life_begins_the_time_anew(last: Signs, stalled_s: float, idle_s: float) -> None:
+    report = silent(VIEW, IDLE, IDLE, IDLE, last)
+    assert (report.stalled_s, report.idle_s) == (stalled_s, idle_s)
+
+
+def test_a_mark_begins_it_anew_and_a_user_limit_of_a_section_stays_one() -> None:
+    assert silent(replace(VIEW, quiet_s=3.0), IDLE, IDLE, IDLE).stalled_s == 3.0
+    section = replace(VIEW, phase=RankPhase.SECTION, section=Section("x", 40.0, 41.0))
+    assert is_overdue([silent(section, IDLE)])
+    assert not is_overdue([silent(VIEW, *(IDLE,) * 200)]), "only the service sees all ranks"
+
+
+def test_signs_are_looked_at_only_where_the_page_says_nothing() -> None:
+    moves, quiet, never = replace(VIEW, quiet_s=1.0), replace(VIEW, rank=1), RankView(2, process=ASLEEP)
+    ended = replace(VIEW, rank=3, process=ProcessView(False, "Z"))
+    views = (moves, quiet, never, ended)
+    assert [view.rank for view in to_look_at(Watch(0.0), views, 20.0, 10.0)] == [1, 2]
+    watch = look(Watch(0.0), views, 20.0, 10.0, {1: IDLE})
+    assert [view.rank for view in to_look_at(watch, views, 29.0, 10.0)] == [2]
+    assert [view.rank for view in to_look_at(watch, views, 30.0, 10.0)] == [1, 2]
+
+
+def in_call(entered_s: float, **how: object) -> RankView:
+    inside = Collective(7, "0", 7, "all_reduce", entered_s=entered_s)
+    view = replace(VIEW, collectives=(inside,), groups=(GroupView("0", 2, "0-1", 7, 6),), quiet_s=entered_s)
+    return replace(view, **how)  # type: ignore[arg-type]
+
+
+def test_an_inquiry_begins_early_where_a_rank_waits_and_late_where_it_is_only_still() -> None:
+    assert not needs_inquiry([silent(in_call(9.0), IDLE)])
+    assert needs_inquiry([silent(in_call(10.0), IDLE)])
+    still = replace(VIEW, groups=(GroupView("0", 2, "0-1", 7, 7),))
+    assert not needs_inquiry([silent(still, *(IDLE,) * 60)])
+    assert needs_inquiry([silent(still, *(IDLE,) * 61)])
+    alone = silent(VIEW, *(IDLE,) * 99)
+    assert not needs_inquiry([alone]), "no process group"
+    assert not needs_inquiry([replace(silent(in_call(99.0), IDLE), alive=False)])
+    assert not needs_inquiry([after(20.0, in_call(99.0))]), "the user has set a limit"
+
+
+def test_a_call_that_failed_or_runs_in_the_background_is_no_wait() -> None:
+    """The rank has done something else since it entered the call."""
+    assert silent(in_call(50.0), IDLE).waits_s == 50.0
+    assert silent(in_call(50.0, quiet_s=40.0), IDLE).waits_s == 0.0
+    assert silent(in_call(50.0, quiet_s=40.0, phase=RankPhase.COMMUNICATE), IDLE).waits_s == 50.0
+
+
+def test_a_wait_beyond_the_limit_is_worth_a_warning() -> None:
+    assert waits_for_long([silent(in_call(620.0), IDLE)]) is None
+    told = silent(in_call(640.0), IDLE)
+    assert waits_for_long([silent(VIEW, IDLE), told]) is told
+    assert waits_for_long([silent(in_call(640.0, group_timeout_s=7200.0), IDLE)]) is None
+    assert waits_for_long([after(20.0, in_call(640.0))]) is None
 
 
 def test_a_section_with_a_timeout_is_over_when_it_says_so() -> None:
@@ -142,12 +238,13 @@ def test_the_option_sets_what_it_names() -> None:
     assert hang_timeout("auto") == Budgets()
     assert hang_timeout("off") == Budgets(enabled=False)
     assert hang_timeout("30s") == Budgets(step_s=30.0)
-    asked = hang_timeout("auto, start=1m, first-step=2m,checkpoint=3m,evaluation=4m")
-    assert asked == Budgets(True, None, 60.0, 120.0, 180.0, 240.0)
+    assert hang_timeout("10min") == Budgets(step_s=600.0)
+    asked = hang_timeout("30s, start=1m, first-step=2m,checkpoint=3m,evaluation=4m")
+    assert asked == Budgets(True, 30.0, 60.0, 120.0, 180.0, 240.0)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-3", "soon", "off,start=3", "3,", "3,start", "3,step=4", "3,start=0"]
+    "text", ["", "0", "-3", "soon", "off,start=3", "auto,start=3", "3,", "3,start", "3,step=4", "3,start=0"]
 )
 def test_what_the_option_does_not_understand_is_said(text: str) -> None:
     with pytest.raises(BadValue):

@@ -20,7 +20,7 @@ CORE = {
         *within(
             "health",
             "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times ras_report recorders "
-            "stack_text "
+            "signs stack_text "
             "stall_detection step_rate stop_rules time_ledger",
         ),
         *within("answers", "rank_table restart_clock step_watch"),
@@ -51,7 +51,7 @@ CORE = {
         *within("control", "log_lines top_screen top_table why_file why_text"),
         *within(
             "diagnosing",
-            "desync diagnosis finding goodput hang_text post_mortem recorded stragglers versions waits",
+            "desync diagnosis evidence finding goodput hang_text post_mortem recorded stragglers versions waits",
         ),
         *within(
             "rounds",
@@ -95,8 +95,8 @@ SHELL = {
         *within("failure", "ending facts"),
         *within(
             "health",
-            "communication dumps freezer gpus guards keyboard_wait native_stacks node_watch pages rank_timers ras "
-            "sampler stack_tools stacks stop_watch time_watch watch",
+            "communication dumps freezer gpus guards keyboard_wait native_stacks node_watch pages process_signs "
+            "rank_timers ras sampler stack_tools stacks stop_watch time_watch watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),

@@ -1,0 +1,75 @@
+"""Whether the reports of all ranks are evidence of a hang, if the user has set no limit. Pure.
+
+Theory of operation
+-------------------
+A job hangs if a rank waits for another rank, and no rank shows a sign of life for its limit. The limit is the longest
+timeout that the script has set for a process group of the rank, and at least ten minutes. A rank that still does
+something may be what all others wait for, although no status page shows it: ranks also wait for files, for queues and
+in the store. So one such rank is enough to leave the job alone. A rank that waits in a collective may spin, so CPU time
+of its own process is not a sign of life then.
+
+Ranks that all wait under the same number of a group, in different collectives, can never go on. That needs no limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing.desync import desync
+from rendezvous.diagnosing.finding import LONGEST_PATIENCE_S, Patience
+from rendezvous.values.rank_report import ASK_EARLY_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from rendezvous.diagnosing.finding import Finding
+    from rendezvous.diagnosing.waits import Waits
+    from rendezvous.values.rank_report import RankReport
+
+
+def waiting_ranks(reports: Mapping[int, RankReport]) -> tuple[int, ...]:
+    """The ranks that are in a collective, as their page or their flight recorder shows."""
+    return tuple(
+        rank
+        for rank, report in reports.items()
+        if report.alive and (report.waits_in or any(call.finished_s is None for call in report.recorded))
+    )
+
+
+def mismatch(waits: Waits, waiting: Collection[int]) -> Finding | None:
+    long = [rank for rank in waiting if waits.reports[rank].waits_s >= ASK_EARLY_S]
+    return desync(waits, long, all_wait=True)
+
+
+def lively(reports: Mapping[int, RankReport], waiting: Collection[int], world_size: int) -> Patience | None:
+    """How long to wait because a rank has shown a sign of life, or because its agent has not answered."""
+    left_s = [
+        report.limit_s - _without_life_s(report, waiting)
+        for report in reports.values()
+        if report.alive and report.limit_s is not None
+    ]
+    longest_s = max(left_s, default=0.0)
+    if (
+        longest_s <= 0
+        and len(reports) == world_size
+        and len(left_s) == sum(r.alive for r in reports.values())
+    ):
+        return None
+    return Patience(min(max(longest_s, 1.0), LONGEST_PATIENCE_S))
+
+
+def _without_life_s(report: RankReport, waiting: Collection[int]) -> float:
+    if report.idle_s is not None and report.rank in waiting:
+        return report.idle_s
+    return report.stalled_s
+
+
+def without_spinning(reports: Mapping[int, RankReport], waiting: Collection[int]) -> Mapping[int, RankReport]:
+    return {
+        rank: replace(report, stalled_s=_without_life_s(report, waiting)) for rank, report in reports.items()
+    }
+
+
+def blames_one_of(waiting: Collection[int], found: Finding) -> bool:
+    return any(each.rank in waiting for each in found.blamed)
