@@ -85,7 +85,7 @@ class Preflight:
             report = report.plus(await self._compare_nodes(connection, report))
         for line in terminal_lines(report.checks):
             self._say(f"pre-flight: {line}")
-        failed = checkup.failures(report.checks)
+        failed = checkup.failures(_conditions(report.checks, self._spec.preflight))
         if failed and self._spec.max_nodes == 1:
             named = f"this machine failed its pre-flight check: {failed}"
             raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK, code=Code.PREFLIGHT_FAILED)
@@ -104,6 +104,16 @@ class Preflight:
             return compared.checks
         finally:
             await other.leave()
+
+
+def _conditions(checks: Sequence[Check], level: str) -> tuple[Check, ...]:
+    """Return the checks that keep ranks off this node: those that the user has asked for.
+
+    A check that runs by itself can be wrong about a machine on which the job would run, so it only reports.
+    """
+    if level in ("quick", "full"):
+        return tuple(checks)
+    return tuple(check for check in checks if check.name.startswith(source_checkup.NAME))
 
 
 def _what_next(report: Report) -> str:

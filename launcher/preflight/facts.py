@@ -45,7 +45,7 @@ _FULL_BYTES, _FULL_WRITE_S = 256 * MB, 1.0
 
 
 async def gather(spec: LaunchSpec, level: str) -> Report:
-    """Run all checks of `level`: quick or full; off: only the health sources that the user has named."""
+    """Run all checks of `level`: report, quick or full; off: only the health sources that the user has named."""
     began = time.monotonic()
     full = level == "full"
     parts = [*(_parts(spec, full) if level != "off" else ()), *_sources(spec)]

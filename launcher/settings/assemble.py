@@ -157,9 +157,15 @@ def _time_limits(settings: Settings) -> dict[str, Any]:
     return {"hang": hang, "stragglers": stragglers, "debug": debug}
 
 
+def _preflight(settings: Settings) -> str:
+    """A check that the user asks for is a condition; one that runs by itself only reports."""
+    named = settings["preflight_paths"] and not settings.of("preflight").given
+    return "quick" if named else str(settings["preflight"])
+
+
 def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
     return {
-        "preflight": settings["preflight"],
+        "preflight": _preflight(settings),
         "preflight_paths": settings["preflight_paths"] or (),
         "topology": settings["topology"] or "",
         "logical_world": settings["logical_world"] or 0,

@@ -18,18 +18,20 @@ from launcher.settings.stop_conditions import stop_conditions
 PREFLIGHT = (
     _ours(
         "--preflight",
-        "off|quick|full",
-        "quick",
-        values.choice("off", "quick", "full"),
-        "check this node before it joins; a node that fails does not run ranks. full: also run a short load test on "
-        "CPU and GPUs, and measure the network between all nodes. `ddp-launch doctor` shows all results",
+        "off|report|quick|full",
+        "report",
+        values.choice("off", "report", "quick", "full"),
+        "check this node before it joins. report: print what is wrong; the ranks start all the same. quick: a node that "
+        "fails does not run ranks. full: also run a short load test on CPU and GPUs, and measure the network between "
+        "all nodes. `ddp-launch doctor` shows all results",
     ),
     _ours(
         "--preflight-paths",
         "DIR[,...]",
         None,
         values.paths,
-        "directories for checkpoints, checked like the log directory",
+        "directories for checkpoints, checked like the log directory; without --preflight, this implies "
+        "--preflight quick",
     ),
     _ours(
         "--health-source",

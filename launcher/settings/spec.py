@@ -141,7 +141,7 @@ class LaunchSpec:
     rank_timers: bool = False  # torch.distributed.elastic.timer
     logical_world: int = 0  # logical ranks of ddp.elastic.LogicalWorld; 0: as many as ranks
     redundancy: str = ""  # what other nodes keep of commits of ddp.elastic
-    preflight: str = "quick"  # off, quick, full
+    preflight: str = "report"  # off, report, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory
     trace_collectives: bool = True
     stragglers: StragglerRule = StragglerRule()

@@ -103,6 +103,14 @@ def test_an_unfit_machine_starts_no_rank_and_says_why(launch: Launch) -> None:
     assert "ran" in nevertheless.stdout()
 
 
+def test_a_check_that_nobody_asked_for_only_reports(launch: Launch) -> None:
+    words = ("--nproc-per-node", "1", "--preflight-paths", UNWRITABLE, "--preflight", "report")
+    job = launch(*words, source="print('ran')")
+    assert job.wait() == 0
+    assert "pre-flight: checkpoints in /proc/self: cannot be written to" in job.stderr()
+    assert "ran" in job.stdout()
+
+
 # --- several -------------------------------------------------------------------------------------------
 
 _RAN = "import os; print('world', os.environ['WORLD_SIZE'], flush=True)"
