@@ -95,6 +95,9 @@ def _launch(line: CommandLine, environ: Mapping[str, str], control: SshControl |
         spec = replace(spec, has_ssh_control=True, local_addr=spec.local_addr or control.address)
     for warning in (*unknown_variables(environ), *warnings):
         _print_message("warning", warning)
+    if spec.nproc > 1 and not settings.of("nproc_per_node").given:
+        how = "torchrun would start 1; --nproc-per-node sets the number"
+        _print_message("note", f"{spec.nproc} ranks, one per GPU, or per CPU without GPUs ({how})")
     from launcher.start import run_agent
 
     return run_agent(spec)

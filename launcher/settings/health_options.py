@@ -21,7 +21,7 @@ PREFLIGHT = (
         "off|report|quick|full",
         "report",
         values.choice("off", "report", "quick", "full"),
-        "check this node before it joins. report: print what is wrong; the ranks start all the same. quick: a node that "
+        "check this node before it joins. report: print what is wrong; ranks start all the same. quick: a node that "
         "fails does not run ranks. full: also run a short load test on CPU and GPUs, and measure the network between "
         "all nodes. `ddp-launch doctor` shows all results",
     ),
