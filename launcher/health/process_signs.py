@@ -15,17 +15,18 @@ def signs_of(pid: int, writer: int, output: int) -> Signs:
     """`writer`: the one of these processes that writes the status page; 0 if none does."""
     processes = (pid, *tree.descendants(pid))
     own = writer if writer in processes else pid
+    main_cpu_s = _cpu_s(own, task=str(own))
     return Signs(
-        own_cpu_s=_cpu_s(own),
-        others_cpu_s=sum(_cpu_s(each) for each in processes if each != own),
+        main_cpu_s=main_cpu_s,
+        other_cpu_s=sum(map(_cpu_s, processes)) - main_cpu_s,
         io_bytes=sum(map(_io_bytes, processes)),
         output=output,
         processes=frozenset(processes),
     )
 
 
-def _cpu_s(pid: int) -> float:
-    stat = process_stat(pid)
+def _cpu_s(pid: int, task: str = "") -> float:
+    stat = process_stat(pid, task)
     return 0.0 if stat is None else stat.cpu_s
 
 

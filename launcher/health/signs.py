@@ -19,24 +19,24 @@ _IDLE_BYTES_PER_S = 64.0
 class Signs:
     """What the processes of a rank have done so far."""
 
-    own_cpu_s: float = 0.0
-    others_cpu_s: float = 0.0  # of the processes that it has started
+    main_cpu_s: float = 0.0  # of its main thread
+    other_cpu_s: float = 0.0  # of its other threads, and of the processes that it has started
     io_bytes: int = 0  # read and written, by all of them
     output: int = 0  # changes with each output of a rank of this node
     processes: frozenset[int] = frozenset()
 
 
 def computes(before: Signs, now: Signs, passed_s: float) -> bool:
-    return now.own_cpu_s - before.own_cpu_s > _idle_cpu_s(passed_s)
+    return now.main_cpu_s - before.main_cpu_s > _idle_cpu_s(passed_s)
 
 
 def does_more(before: Signs, now: Signs, passed_s: float) -> bool:
-    """Whether there is another sign than CPU time of its own process, which a rank may also use while it waits."""
+    """Whether there is another sign than CPU time of its main thread, which a rank may also use while it waits."""
     return (
         now.output != before.output
         or now.processes != before.processes
         or now.io_bytes - before.io_bytes > _IDLE_BYTES_PER_S * passed_s
-        or now.others_cpu_s - before.others_cpu_s > _idle_cpu_s(passed_s)
+        or now.other_cpu_s - before.other_cpu_s > _idle_cpu_s(passed_s)
     )
 
 

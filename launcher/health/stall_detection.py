@@ -10,7 +10,7 @@ count of a rank that waits for the reader of the launcher's output stays at zero
 By default, there is no limit for what a rank does. A job hangs only if a rank waits for another one, and no rank shows
 a sign of life (signs.py) for ASLEEP_S, or for the timeout that the script has set for its process groups if that is
 longer. The service decides this, because it sees all ranks. An agent reports both times of each rank: without any sign,
-and without a sign other than CPU time of its own process, which a rank may use up while it waits. It asks for an
+and without a sign other than CPU time of its main thread, which a rank may use up while it waits. It asks for an
 inquiry early, because ranks that wait in different collectives need no long wait. Then it asks again from time to time.
 
 With `--hang-timeout TIME`, the user sets limits for the time without progress:
@@ -59,7 +59,7 @@ class StallState:
 
     pid: int
     stalled_s: float = 0.0  # without progress, and without a sign of life where these are looked at
-    idle_s: float = 0.0  # the same, if CPU time of its own process is no sign
+    idle_s: float = 0.0  # the same, if CPU time of its main thread is no sign
     stopped: bool = False
     signs: Signs | None = None  # as of the last look at them
     looked_at: float = 0.0
@@ -165,17 +165,15 @@ def reports(watch: Watch, views: Iterable[RankView], budgets: Budgets) -> tuple[
 
 def is_overdue(told: Iterable[RankReport]) -> bool:
     """Whether a rank exceeds a limit of the user."""
-    return any(each.known and each.alive and each.idle_s is None and each.is_overdue for each in told)
+    return any(report.known and report.alive and report.is_overdue for report in told)
 
 
 def needs_inquiry(told: Iterable[RankReport]) -> bool:
-    """Whether a rank may hang by the evidence of all ranks: it waits, or has been still since its limit."""
+    """Whether a rank may hang by the evidence of all ranks: it waits, or has been idle since its limit."""
     return any(
-        each.alive
-        and each.idle_s is not None
-        and bool(each.groups)
-        and (each.idle_s >= (each.limit_s or 0.0) or each.waits_s >= ASK_EARLY_S)
+        (each.waits_s >= ASK_EARLY_S or each.idle_s >= each.idle_limit_s)
         for each in told
+        if each.alive and each.groups and each.idle_s is not None and each.idle_limit_s is not None
     )
 
 
@@ -185,18 +183,16 @@ def waits_for_long(told: Iterable[RankReport]) -> RankReport | None:
         (
             each
             for each in told
-            if each.idle_s is not None
-            and each.limit_s is not None
-            and each.waits_s >= each.limit_s + _WARN_AFTER_S
+            if each.idle_limit_s is not None and each.waits_s >= each.idle_limit_s + _WARN_AFTER_S
         ),
         None,
     )
 
 
 def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
-    limit, stalled_s, idle_s = limit_s(view, seen, budgets), seen.stalled_s, None
+    limit, stalled_s, idle_s, idle_limit_s = limit_s(view, seen, budgets), seen.stalled_s, None, None
     if limit is None and budgets.enabled:
-        limit, idle_s = max(ASLEEP_S, view.group_timeout_s), seen.idle_s
+        idle_s, idle_limit_s = seen.idle_s, max(ASLEEP_S, view.group_timeout_s)
     elif view.section is not None and view.section.timeout_s is not None and not seen.stopped:
         stalled_s = view.section.since_s  # its timeout limits how long it takes, not how long it is quiet
     return RankReport(
@@ -216,6 +212,7 @@ def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
         busy=view.process.alive and view.process.cpu_moved and view.process.state not in HELD,
         wchan=view.process.wchan[:_WORDS_CHARS],
         idle_s=idle_s,
+        idle_limit_s=idle_limit_s,
     )
 
 

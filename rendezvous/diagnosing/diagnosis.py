@@ -69,7 +69,7 @@ def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Pa
         return None
     if all(report.is_stopped for report in running) and len(running) > 1:
         return None  # an operator has stopped the job, and can continue it
-    overdue = [s.rank for s in running if s.known and s.is_overdue and s.idle_s is None]
+    overdue = [s.rank for s in running if s.known and s.is_overdue]
     found = _by_limit(reports, world_size, overdue) if overdue else _by_evidence(reports, world_size)
     if not isinstance(found, Finding):
         return found
@@ -99,9 +99,9 @@ def _by_evidence(reports: Mapping[int, RankReport], world_size: int) -> Finding 
     waits = waits_of(reports, world_size)
     if (different := evidence.mismatch(waits, waiting)) is not None:
         return different
-    if lively := evidence.lively(reports, waiting, world_size):
+    reports = evidence.by_limit(reports, waiting)
+    if (lively := evidence.lively(reports, world_size)) is not None:
         return lively
-    reports = evidence.without_spinning(reports, waiting)
     waits = waits_of(reports, world_size)
     found = _absent(waits, waiting) or _deadlock(waits) or _apart(reports, waits, waiting)
     if isinstance(found, Finding) and not (

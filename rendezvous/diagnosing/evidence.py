@@ -42,33 +42,25 @@ def mismatch(waits: Waits, waiting: Collection[int]) -> Finding | None:
     return desync(waits, long, all_wait=True)
 
 
-def lively(reports: Mapping[int, RankReport], waiting: Collection[int], world_size: int) -> Patience | None:
-    """How long to wait because a rank has shown a sign of life, or because its agent has not answered."""
-    left_s = [
-        report.limit_s - _without_life_s(report, waiting)
-        for report in reports.values()
-        if report.alive and report.limit_s is not None
-    ]
-    longest_s = max(left_s, default=0.0)
-    if (
-        longest_s <= 0
-        and len(reports) == world_size
-        and len(left_s) == sum(r.alive for r in reports.values())
-    ):
+def by_limit(reports: Mapping[int, RankReport], waiting: Collection[int]) -> dict[int, RankReport]:
+    """The reports as if the user had set the limits that the script gives."""
+    return {rank: _by_limit(report, rank in waiting) for rank, report in reports.items()}
+
+
+def _by_limit(report: RankReport, waits: bool) -> RankReport:
+    if report.idle_s is None:
+        return report
+    stalled_s = report.idle_s if waits else report.stalled_s
+    return replace(report, stalled_s=stalled_s, limit_s=report.idle_limit_s)
+
+
+def lively(reports: Mapping[int, RankReport], world_size: int) -> Patience | None:
+    """How long to wait because a rank has shown a sign of life, has no limit, or because its agent has not answered."""
+    alive = [report for report in reports.values() if report.alive]
+    if len(reports) == world_size and all(report.is_overdue for report in alive):
         return None
-    return Patience(min(max(longest_s, 1.0), LONGEST_PATIENCE_S))
-
-
-def _without_life_s(report: RankReport, waiting: Collection[int]) -> float:
-    if report.idle_s is not None and report.rank in waiting:
-        return report.idle_s
-    return report.stalled_s
-
-
-def without_spinning(reports: Mapping[int, RankReport], waiting: Collection[int]) -> Mapping[int, RankReport]:
-    return {
-        rank: replace(report, stalled_s=_without_life_s(report, waiting)) for rank, report in reports.items()
-    }
+    left_s = [report.limit_s - report.stalled_s for report in alive if report.limit_s is not None]
+    return Patience(min(max([1.0, *left_s]), LONGEST_PATIENCE_S))
 
 
 def blames_one_of(waiting: Collection[int], found: Finding) -> bool:

@@ -1117,7 +1117,7 @@ class Assignment(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ..., edition: _Optional[int] = ..., kept_from: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder", "idle_s")
+    __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder", "idle_s", "idle_limit_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
@@ -1136,6 +1136,7 @@ class RankReport(_message.Message):
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     RECORDER_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     rank: int
     known: bool
     stalled_s: float
@@ -1154,7 +1155,8 @@ class RankReport(_message.Message):
     recorded: _containers.RepeatedCompositeFieldContainer[Collective]
     recorder: _containers.RepeatedCompositeFieldContainer[GroupView]
     idle_s: float
-    def __init__(self, rank: _Optional[int] = ..., known: bool = ..., stalled_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: bool = ..., process: _Optional[str] = ..., busy: bool = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., idle_s: _Optional[float] = ...) -> None: ...
+    idle_limit_s: float
+    def __init__(self, rank: _Optional[int] = ..., known: bool = ..., stalled_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: bool = ..., process: _Optional[str] = ..., busy: bool = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., idle_s: _Optional[float] = ..., idle_limit_s: _Optional[float] = ...) -> None: ...
 
 class Collective(_message.Message):
     __slots__ = ("number", "group", "seq", "op", "dtype", "numel", "shape", "peer", "is_async", "entered_s", "finished_s")

@@ -1,8 +1,8 @@
 """An agent's report about one rank, for the diagnosis of a stall. It contains only what the diagnosis needs.
 
-`stalled_s` is the time for which the agent has seen no progress, or by default no sign of life at all. `limit_s` is how
-long this may last. The agent sets the limits, and the service only compares. Times are given as ages: seconds before
-the report.
+`stalled_s` is the time for which the agent has seen no progress. `limit_s` is how long this may last in the current
+activity, if the user has set limits. If not, `stalled_s` is the time without any sign of life, and the evidence of all
+ranks decides (rendezvous/diagnosing/evidence.py). Times are given as ages: seconds before the report.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class RankReport:
         Collective, ...
     ] = ()  # as torch's flight recorder numbers them, including calls that C++ starts
     recorder: tuple[GroupView, ...] = ()  # empty: the recorder was not read
-    # Without a sign of life other than CPU time of its own process, which a rank may also use while it waits. None:
-    # `limit_s` is a limit that the user has set. Otherwise a rank is blamed only if others wait for it.
+    # If the user has set no limit: the time without a sign of life other than CPU time of its main thread, which a rank
+    # may also use while it waits, and how long this may last.
     idle_s: float | None = None
+    idle_limit_s: float | None = None
 
     @property
     def is_overdue(self) -> bool:

@@ -22,10 +22,8 @@ def rank_report(
 ) -> RankReport:
     """A rank that has been through this many collectives of the world, and is in none."""
     groups = (GroupView("0", n, f"0-{n - 1}", entered, entered),)
-    report = RankReport(
-        rank, True, without_life_s, LIMIT, RankPhase.IDLE, LONG, 4, groups=groups, process="S"
-    )
-    return replace(report, **({"idle_s": without_life_s} | how))  # type: ignore[arg-type]
+    report = RankReport(rank, True, without_life_s, None, RankPhase.IDLE, LONG, 4, groups=groups, process="S")
+    return replace(report, **({"idle_s": without_life_s, "idle_limit_s": LIMIT} | how))  # type: ignore[arg-type]
 
 
 def inside(
@@ -72,7 +70,7 @@ def test_so_does_one_that_is_stopped_or_stuck(process: str) -> None:
     [
         replace(AWAITED, stalled_s=1.0),  # it computes
         replace(AWAITED, stalled_s=1.0, idle_s=1.0),  # it reads, writes, prints, or its children work
-        replace(AWAITED, limit_s=7200.0),  # the script has said that this may take two hours
+        replace(AWAITED, idle_limit_s=7200.0),  # the script has said that this may take two hours
         replace(AWAITED, process="t"),  # a person debugs it
         replace(AWAITED, known=False, stalled_s=1.0),  # it starts
     ],
@@ -96,7 +94,7 @@ def test_a_rank_that_waits_may_spin_but_its_children_may_work() -> None:
 
 def test_the_one_who_waits_has_waited_for_its_own_limit_too() -> None:
     assert isinstance(verdict(inside(0, 2, 5, since_s=590.0), AWAITED), Patience)
-    assert isinstance(verdict(replace(WAITS, limit_s=7200.0), AWAITED), Patience)
+    assert isinstance(verdict(replace(WAITS, idle_limit_s=7200.0), AWAITED), Patience)
 
 
 def test_where_nobody_waits_nothing_hangs() -> None:
@@ -113,7 +111,7 @@ def test_all_in_the_same_collective_is_no_evidence() -> None:
 
 def test_ranks_in_different_collectives_need_no_long_wait() -> None:
     both = inside(0, 2, 5, since_s=10.0), inside(1, 2, 5, "broadcast", since_s=12.0)
-    found = verdict(*(replace(each, limit_s=7200.0, stalled_s=0.0, idle_s=0.0) for each in both))
+    found = verdict(*(replace(each, idle_limit_s=7200.0, stalled_s=0.0, idle_s=0.0) for each in both))
     assert isinstance(found, Finding)
     assert found.kind is Kind.DESYNC
     short = verdict(both[0], inside(1, 2, 5, "broadcast", since_s=9.0))
@@ -166,7 +164,7 @@ def worlds(draw: st.DrawFn) -> list[RankReport]:
         how = {
             "idle_s": idle_s,
             "stalled_s": min(draw(_times), idle_s),
-            "limit_s": draw(st.sampled_from([600.0, 7200.0])),
+            "idle_limit_s": draw(st.sampled_from([600.0, 7200.0])),
             "phase": draw(st.sampled_from(RankPhase)),
             "alive": draw(st.sampled_from([True, True, True, False])),
             "process": draw(st.sampled_from(["S", "R", "D", "T", "F"])),
@@ -185,8 +183,8 @@ def is_lively(report: RankReport) -> bool:
     waits = any(call.finished_s is None for call in (*report.calls, *report.recorded))
     without_life_s = report.idle_s if waits else report.stalled_s
     assert without_life_s is not None
-    assert report.limit_s is not None
-    return report.alive and without_life_s < report.limit_s
+    assert report.idle_limit_s is not None
+    return report.alive and without_life_s < report.idle_limit_s
 
 
 @given(worlds())

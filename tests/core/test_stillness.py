@@ -117,7 +117,7 @@ CALL = Collective(7, "0", 7, "all_reduce")
 )
 def test_each_thing_a_rank_does_has_the_limit_that_the_user_sets(view: RankView, given: float) -> None:
     report = watched((0.0, view), (0.1, view))
-    assert (report.limit_s, report.idle_s) == (given, None)
+    assert (report.limit_s, report.idle_limit_s) == (given, None)
     assert watched((0.0, view), (0.1, view), budgets=Budgets(enabled=False)).limit_s is None
 
 
@@ -137,18 +137,19 @@ def silent(view: RankView = VIEW, *looks: Signs) -> RankReport:
 
 def test_by_default_the_limit_is_that_of_the_groups_in_any_phase() -> None:
     for phase in RankPhase:
-        assert silent(replace(VIEW, phase=phase)).limit_s == 600.0
-        assert silent(replace(VIEW, phase=phase, group_timeout_s=60.0)).limit_s == 600.0
-        assert silent(replace(VIEW, phase=phase, group_timeout_s=7200.0)).limit_s == 7200.0
+        assert silent(replace(VIEW, phase=phase)).idle_limit_s == 600.0
+        assert silent(replace(VIEW, phase=phase, group_timeout_s=60.0)).idle_limit_s == 600.0
+        assert silent(replace(VIEW, phase=phase, group_timeout_s=7200.0)).idle_limit_s == 7200.0
+        assert silent(replace(VIEW, phase=phase)).limit_s is None
 
 
 @pytest.mark.parametrize(
     ("last", "stalled_s", "idle_s"),
     [
         (IDLE, 30.0, 30.0),
-        (replace(IDLE, own_cpu_s=0.09), 30.0, 30.0),  # its threads wake up now and then
-        (replace(IDLE, own_cpu_s=0.2), 0.0, 30.0),  # it computes, or spins
-        (replace(IDLE, others_cpu_s=0.2), 0.0, 0.0),
+        (replace(IDLE, main_cpu_s=0.09), 30.0, 30.0),  # its threads wake up now and then
+        (replace(IDLE, main_cpu_s=0.2), 0.0, 30.0),  # it computes, or spins
+        (replace(IDLE, other_cpu_s=0.2), 0.0, 0.0),
         (replace(IDLE, io_bytes=100), 30.0, 30.0),
         (replace(IDLE, io_bytes=4096), 0.0, 0.0),
         (replace(IDLE, output=1), 0.0, 0.0),
