@@ -210,6 +210,8 @@ class Canvas:
         if final == "@":
             row[at:] = ([BLANK] * count + row[at:])[:LINE_LIMIT]
         elif final == "P":
+            if at + count < len(row) and not row[at + count][1]:
+                make_blank(row, at + count)
             del row[at : at + count]
         else:
             row[at : at + count] = [BLANK] * len(row[at : at + count])

@@ -33,6 +33,7 @@ class FilteredFiles:
         """Write those of these lines that match."""
         if needle := self._needles[stream.stream]:
             text = lines.without_color(text) if stream.has_terminal else text
+            text = text if text.endswith(b"\n") else text + b"\n"  # a part of a line that is long, or redrawn
             self._file(stream).write(lines.prefixed(lines.matching(text, needle), display.prefix))
 
     def retire(self, before: int) -> None:

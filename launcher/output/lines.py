@@ -61,16 +61,12 @@ def _character_start(text: bytes, at: int) -> int:
     return at  # not UTF-8
 
 
-def presentable(lines: bytes, on_terminal: bool) -> bytes:
-    """Return valid UTF-8 (U+FFFD for invalid bytes), without anything that moves the cursor off its line."""
-    if b"\x1b" in lines:
-        lines = _MOVEMENT.sub(b"", lines)
-    if on_terminal:
-        lines = lines.translate(None, _CONTROL)
-    if lines.isascii():
-        return lines
-    lines = lines.decode("utf-8", "replace").encode()
-    return without_c1(lines) if on_terminal else lines
+def presentable(text: bytes) -> bytes:
+    """Return valid UTF-8 (U+FFFD for invalid bytes), without anything that moves a terminal's cursor off its line."""
+    if b"\x1b" in text:
+        text = _MOVEMENT.sub(b"", text)
+    text = text.translate(None, _CONTROL)
+    return text if text.isascii() else without_c1(text.decode("utf-8", "replace").encode())
 
 
 def without_c1(text: bytes) -> bytes:
@@ -87,8 +83,8 @@ def printable(text: str) -> str:
 
 
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
-    """Put the prefix before each line. `lines` must end in a newline."""
-    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n" if lines else b""
+    """Put the prefix before each line. The last one may lack its newline."""
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + lines[-1:] if lines else b""
 
 
 def any_of(needles: Sequence[str]) -> re.Pattern[bytes] | None:

@@ -34,7 +34,7 @@ from launcher.output.latest_streams import LatestStreams
 from launcher.output.lines import RankLabel
 from launcher.output.live_display import LiveDisplay
 from launcher.output.log_file import LogFiles, link_folder
-from launcher.output.rank_display import RankDisplay, label_columns
+from launcher.output.rank_display import display_of, label_columns
 from launcher.output.rank_stream import STREAM_NAMES, RankStream, key_of
 from launcher.output.terminal import Terminal, same_place, write_from_background
 from launcher.output.throttle import NOTICE_AFTER_S, Backlogs, Throttle
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from launcher.output.latest_streams import Move
-    from launcher.output.rank_display import Shown
+    from launcher.output.rank_display import RankDisplay, Shown
     from launcher.settings.spec import LogSpec
 
 __all__ = ["LogPump", "RankLabel"]
@@ -206,7 +206,7 @@ class LogPump:
             channel = self._channels.open_terminal(*self._size_for(label, terminal))
         else:
             channel = channels.open_pipe()
-        display = RankDisplay(self._log, label, terminal, channel.is_terminal) if terminal else None
+        display = display_of(self._log, label, terminal, channel.is_terminal) if terminal else None
         new = RankStream(label, stream, channel, self.files.open(path, key_of(label, stream)), display)
         self.latest.add(new)
         self._streams[new.fd] = new
@@ -252,6 +252,7 @@ class LogPump:
         self._run_until(lambda: not self._throttle.is_holding)
         for stream in list(self._streams.values()):
             self._end(stream)
+        self._err.end_line()  # what may still come there is of the launcher
         self._write(is_over=True)
         self._run_until(lambda: all(each.is_idle or each.is_tty for each in self._terminals))
         for terminal in self._terminals:
@@ -346,7 +347,7 @@ class LogPump:
         if stream.has_terminal and shown.record:
             stream.file.write(shown.record)
         if shown.text:
-            display.terminal.put(lines.prefixed(shown.text, display.painted), stream.file.path)
+            display.terminal.put(display.labelled(shown.text), stream.file.path)
             self._filtered.add(stream, display, shown.text)
         self._live.update(display, at_once=bool(shown.text))
         if display.due_at() is not None:

@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.output import keyboard, lines, stream_view
+from launcher.output import keyboard, lines, plain_view, stream_view
 from launcher.output.live_area import Block
+from launcher.output.plain_view import PlainView
 from launcher.output.screen import Screen
 from launcher.output.screen_row import cells_of
 from launcher.output.stream_view import StreamView, Texts
-from launcher.output.thinning import Thinning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,33 +22,30 @@ if TYPE_CHECKING:
 
 
 class Shown(NamedTuple):
-    """Whole lines, without their prefix."""
+    """Text without its label: whole lines, except where nothing can be redrawn (`plain_view`)."""
 
     text: bytes  # for the output
-    record: bytes  # for the log file of a rank with a terminal, without colours
+    record: bytes = b""  # for the log file of a rank with a terminal, without colours
 
 
 def label_columns(log: LogSpec, label: RankLabel) -> int:
     return len(cells_of(lines.printable(lines.prefix_of(log.prefix, label)), "", 0))
 
 
+def display_of(log: LogSpec, label: RankLabel, terminal: Terminal, has_terminal: bool) -> RankDisplay:
+    if terminal.is_drawn:
+        return DrawnDisplay(log, label, terminal, has_terminal)
+    return RankDisplay(log, label, terminal)
+
+
 class RankDisplay:
-    def __init__(self, log: LogSpec, label: RankLabel, terminal: Terminal, has_terminal: bool) -> None:
+    """On an output where nothing can be redrawn: a pipe, a file, a simple terminal."""
+
+    def __init__(self, log: LogSpec, label: RankLabel, terminal: Terminal) -> None:
         self.terminal = terminal
         self._is_colored = lines.is_colored(log.color, terminal.is_tty, os.environ)
         self.relabel(log, label)
-        self._draws_bars = terminal.is_drawn and lines.draws_bars(log, label.local_rank)
-        # Programs on a pipe decide about colours without us, so theirs stay.
-        self._strips_color = has_terminal and not self._is_colored
-        self._question = (
-            0  # as `input_wait`: the rank waits for a line, which the terminal itself shows and ends
-        )
-        self._input_wait: Callable[[int], int | None] = lambda _rank: None
-        self._view = StreamView(
-            is_drawn=terminal.is_drawn,
-            is_recorded=has_terminal or not terminal.is_drawn,
-            shows_prompts=terminal.is_tty and not terminal.is_drawn,
-        )
+        self._plain = PlainView(shows_prompts=terminal.is_tty)
 
     def relabel(self, log: LogSpec, label: RankLabel) -> None:
         """A rank that keeps its process over a failure may get another number."""
@@ -57,9 +54,60 @@ class RankDisplay:
         self.order = (label.local_rank, label.rank)
         self.prefix = prefix.encode("utf-8", "replace")
         shown_prefix = lines.painted(prefix, label.rank) if self._is_colored else prefix
-        self.painted = shown_prefix.encode("utf-8", "replace")
+        self._painted = shown_prefix.encode("utf-8", "replace")
         color = lines.color_of(label.rank) if self._is_colored else ""
         self._label = tuple(cells_of(lines.printable(prefix), color, 0))
+
+    def labelled(self, text: bytes) -> bytes:
+        """Put the label before each line that begins in this text. It ends the unfinished line of another stream."""
+        before = self.terminal.writer
+        self.terminal.writer = None if text.endswith(b"\n") else self
+        shown = lines.prefixed(text, self._painted)
+        if before is self:
+            return shown[len(self._painted) :]
+        return b"\n" + shown if before is not None else shown
+
+    def block(self, _input_wait: Callable[[int], int | None]) -> Block | None:
+        """Return what to draw in the live area."""
+        return None
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it shows a prompt in the live area."""
+        return False
+
+    def due_at(self) -> float | None:
+        return self._plain.due_at
+
+    def feed(self, chunk: bytes, now: float) -> Shown:
+        self._plain, text = plain_view.feed(self._plain, chunk, now)
+        return self._as_it_is(text)
+
+    def update(self, now: float) -> Shown:
+        self._plain, text = plain_view.update(self._plain, now)
+        return self._as_it_is(text)
+
+    def finish(self, _now: float) -> Shown:
+        self._plain, text = PlainView(), self._plain.held
+        return self._as_it_is(text)
+
+    def _as_it_is(self, text: bytes) -> Shown:
+        return Shown(lines.presentable(text) if self.terminal.is_tty else text)
+
+
+class DrawnDisplay(RankDisplay):
+    """On a terminal, with rows at its bottom that are redrawn."""
+
+    def __init__(self, log: LogSpec, label: RankLabel, terminal: Terminal, has_terminal: bool) -> None:
+        super().__init__(log, label, terminal)
+        self._draws_bars = lines.draws_bars(log, label.local_rank)
+        # Programs on a pipe decide about colours without us, so theirs stay.
+        self._strips_color = has_terminal and not self._is_colored
+        self._question = (
+            0  # as `input_wait`: the rank waits for a line, which the terminal itself shows and ends
+        )
+        self._input_wait: Callable[[int], int | None] = lambda _rank: None
+        self._view = StreamView(is_recorded=has_terminal)
 
     def block(self, input_wait: Callable[[int], int | None]) -> Block | None:
         """Return what to draw in the live area. Unfinished text is a prompt if the rank may wait for the answer."""
@@ -75,13 +123,15 @@ class RankDisplay:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it shows text without a newline."""
         return stream_view.prompt(self._view) is not None
+
+    def due_at(self) -> float | None:
+        return stream_view.due_at(self._view)
 
     def feed(self, chunk: bytes, now: float) -> Shown:
         """A defect in the interpretation must not end the thread that all ranks wait for: the text is shown plainly."""
         try:
-            before = self._end_prompt(now)
+            before = self._end_prompt()
             self._view, texts = stream_view.feed(self._view, chunk, now)
         except Exception as error:
             return self._shown(self._begin_again(chunk, error))
@@ -95,33 +145,27 @@ class RankDisplay:
         return self._shown(texts)
 
     def _begin_again(self, chunk: bytes, error: Exception) -> Texts:
-        self._view = replace(self._view, screen=Screen(), thinning=Thinning())
+        self._view = replace(self._view, screen=Screen())
         told = f"ddp-launch: cannot interpret this output, which is a defect ({error!r})\n".encode()
         text = told + (chunk if chunk.endswith(b"\n") or not chunk else chunk + b"\n")
         return Texts(text, text)
 
-    def finish(self, now: float) -> Shown:
-        before, texts = self._end_prompt(now), stream_view.finish(self._view)
-        shown = self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
-        self._view = StreamView()
-        return shown
+    def finish(self, _now: float) -> Shown:
+        before, texts = self._end_prompt(), stream_view.finish(self._view)
+        self._view = StreamView(self._view.is_recorded)
+        return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
 
-    def _end_prompt(self, now: float) -> Texts:
+    def _end_prompt(self) -> Texts:
         """What a rank writes after it has asked begins a new line: its question and the answer are on the terminal."""
         is_answered = self._question and self._input_wait(self.rank) != self._question
         if not is_answered or stream_view.prompt(self._view) is None:
             return Texts(b"", b"")
         self._question = 0
-        self._view, texts = stream_view.answered(self._view, now)
+        self._view, texts = stream_view.answered(self._view)
         return texts
 
-    def due_at(self) -> float | None:
-        return stream_view.due_at(self._view)
-
     def _shown(self, texts: Texts) -> Shown:
-        text = texts.lines if self._view.is_drawn else texts.record
-        if text:
-            text = lines.presentable(text, self.terminal.is_tty)
+        text = lines.presentable(texts.lines)
         if self._strips_color:
             text = lines.without_color(text)
         return Shown(text, lines.without_color(texts.record))

@@ -24,10 +24,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from launcher.output.canvas import Canvas
+from launcher.output.hidden_states import without_hidden_states
 from launcher.output.lines import LINE_LIMIT, cut_to_pieces
 from launcher.output.redrawn_rows import RedrawnRows
 from launcher.output.screen_row import Row, cells_of
-from launcher.output.thinning import without_hidden_states
 from rendezvous.values.late_dataclass import dataclass
 
 SETTLE_S = 0.1
@@ -113,6 +113,20 @@ def feed(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, Finished]:
     waits = has_text and not is_prompt and not screen.redrawn.hides_cursor and not screen.cursor_is_redrawn
     screen = replace(screen, prompt_at=now + PROMPT_AFTER_S if waits else None, is_prompt=is_prompt)
     return screen, Finished(lines, unbroken)
+
+
+def is_plain(chunk: bytes) -> bool:
+    """Whether the chunk has only text and ends of lines."""
+    return not (b"\x1b" in chunk or b"\r" in chunk or b"\x08" in chunk or b"\0" in chunk)
+
+
+def feed_uninterpreted(screen: Screen, chunk: bytes, _now: float) -> tuple[Screen, Finished]:
+    """The same as `feed`, without cells: what moves the cursor is left in the lines, for the caller to remove."""
+    before = finish(screen) if screen.rows else b""
+    begun = Screen(text=b"" if screen.rows else screen.text)
+    data = without_hidden_states(_with_plain_line_ends(screen.cut + chunk))
+    after, lines, pieces = _feed_text(begun, data)
+    return after, Finished(before + lines + pieces, before + lines + pieces.replace(b"\n", b""))
 
 
 def due_at(screen: Screen) -> float | None:

@@ -1,10 +1,12 @@
-"""What people see of one stream of a rank: on a terminal, in a pipe, in the log of a rank with a terminal. Pure.
+"""What people see of one stream of a rank on a terminal, and what its log gets. Pure.
 
 `feed` interprets the bytes (`screen`) and returns two texts, both of whole lines:
 
-* `lines`: what scrolls on a terminal. The rows that can still change are drawn below it (`launcher.output.live_area`).
-* `record`: the same for a place where nothing can be redrawn. Live rows become lines that grow rarer (`thinning`). A
-  stream that is drawn has its record in a file, where a line may have any length.
+* `lines`: what scrolls on the terminal. Rows that can still change are drawn below it (`launcher.output.live_area`).
+* `record`: the same for the log of a rank that has a terminal. There a line may have any length.
+
+Nobody can read more than INTERPRETED bytes a second. Of a stream that writes more, and of bytes that are no text, lines
+are shown without what moves the cursor, so that the rank does not wait for the interpretation.
 """
 
 from __future__ import annotations
@@ -12,22 +14,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.output import screen, thinning
+from launcher.output import screen
 from launcher.output.screen import Finished, Screen
-from launcher.output.thinning import Thinning
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.output.screen_row import Row
 
+INTERPRETED = 512 * 1024  # bytes a second, and at most half of it at once
+
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    is_drawn: bool = False  # live rows and prompts are drawn on a terminal
     is_recorded: bool = True
-    shows_prompts: bool = False  # as lines, on a terminal that cannot redraw
     screen: Screen = Screen()
-    thinning: Thinning = Thinning()
+    credit: float = INTERPRETED / 2  # bytes that may be interpreted
+    fed_at: float = 0.0
 
 
 class Texts(NamedTuple):
@@ -36,50 +38,46 @@ class Texts(NamedTuple):
 
 
 def feed(view: StreamView, chunk: bytes, now: float) -> tuple[StreamView, Texts]:
-    after, finished = screen.feed(view.screen, chunk, now)
-    return _recorded(replace(view, screen=after), finished, now)
+    if screen.is_plain(chunk):
+        after, finished = screen.feed(view.screen, chunk, now)
+        return replace(view, screen=after), _texts(view, finished)
+    earned = max(0.0, now - view.fed_at) * INTERPRETED
+    credit = min(view.credit + earned, INTERPRETED / 2) - len(chunk)
+    interpret = screen.feed if credit >= 0 and b"\0" not in chunk else screen.feed_uninterpreted
+    after, finished = interpret(view.screen, chunk, now)
+    return replace(view, screen=after, credit=max(0.0, credit), fed_at=now), _texts(view, finished)
 
 
 def due_at(view: StreamView) -> float | None:
     """Return when to call `update` if the stream writes nothing more until then."""
-    times = [view.screen.settles_at]
-    if view.is_drawn or view.shows_prompts:
-        times.append(view.screen.prompt_at)
-    if view.is_recorded:
-        times.append(thinning.due_at(view.thinning, _as_lines(view.screen.live)))
-    known = [at for at in times if at is not None]
-    return min(known) if known else None
+    return screen.due_at(view.screen)
 
 
 def update(view: StreamView, now: float) -> tuple[StreamView, Texts]:
     after, lines = screen.update(view.screen, now)
-    if view.shows_prompts and after.is_prompt:
-        lines += after.cursor_row.line() + b"\n"
-        after = Screen()
-    return _recorded(replace(view, screen=after), Finished(lines, lines), now)
+    return replace(view, screen=after), _texts(view, Finished(lines, lines))
 
 
-def answered(view: StreamView, now: float) -> tuple[StreamView, Texts]:
+def answered(view: StreamView) -> tuple[StreamView, Texts]:
     """End the line of the prompt: the terminal itself has moved to the next line after the answer."""
     line = view.screen.cursor_row.line() + b"\n"
     rest, lines = screen.without_cursor_row(view.screen)
-    after, texts = _recorded(replace(view, screen=rest), Finished(lines + line, lines + line), now)
-    return after, Texts(lines, texts.record)
+    return replace(view, screen=rest), Texts(lines, lines + line if view.is_recorded else b"")
 
 
 def finish(view: StreamView) -> Texts:
     """Return the last lines of a stream that has ended."""
     lines = screen.finish(view.screen)
-    return Texts(lines, thinning.add(view.thinning, lines, b"", 0.0)[1] if view.is_recorded else b"")
+    return _texts(view, Finished(lines, lines))
 
 
 def live_rows(view: StreamView) -> tuple[Row, ...]:
-    return view.screen.live if view.is_drawn else ()
+    return view.screen.live
 
 
 def prompt(view: StreamView) -> Row | None:
     """Return the row in which the rank may wait for input."""
-    return view.screen.cursor_row if view.is_drawn and view.screen.is_prompt else None
+    return view.screen.cursor_row if view.screen.is_prompt else None
 
 
 def column(view: StreamView) -> int:
@@ -87,13 +85,5 @@ def column(view: StreamView) -> int:
     return view.screen.column if view.screen.rows else len(view.screen.cursor_row.cells)
 
 
-def _recorded(view: StreamView, finished: Finished, now: float) -> tuple[StreamView, Texts]:
-    if not view.is_recorded:
-        return view, Texts(finished.lines, b"")
-    text = finished.unbroken if view.is_drawn else finished.lines
-    after, record = thinning.add(view.thinning, text, _as_lines(view.screen.live), now)
-    return replace(view, thinning=after), Texts(finished.lines, record)
-
-
-def _as_lines(rows: tuple[Row, ...]) -> bytes:
-    return b"".join(row.line() + b"\n" for row in rows)
+def _texts(view: StreamView, finished: Finished) -> Texts:
+    return Texts(finished.lines, finished.unbroken if view.is_recorded else b"")

@@ -84,6 +84,7 @@ class Terminal:
         self._lost_why = ""
         self._disk_is_full = False
         self._torn = False  # the last line written lacks its end
+        self.writer: object | None = None  # of an unfinished line, which another writer ends first
         self._status = ""
         self._bars: tuple[Block, ...] = ()
         self._area = b""  # as shown on the screen
@@ -129,7 +130,13 @@ class Terminal:
     def say(self, text: str) -> None:
         """Queue lines of the launcher itself. They are skipped only if the queue is twice its limit."""
         if not self.is_gone and self._pending < 2 * QUEUE_LIMIT:
+            self.end_line()
             self._append(text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
+
+    def end_line(self) -> None:
+        if self.writer is not None and not self.is_gone:
+            self.writer = None
+            self._append(b"\n")
 
     def set_status(self, text: str) -> None:
         if self.is_drawn:
@@ -254,7 +261,7 @@ class Terminal:
         left = len(self._front) - self._at
         for block, log in reversed(self._front_blocks):
             if left > 0 and log is not None:
-                self._lost += block[-left:].count(b"\n")
+                self._lost += block[-left:].count(b"\n") + (not block.endswith(b"\n"))
                 self._lost_logs[log] = None
                 self.missed_lines = True
             left -= len(block)

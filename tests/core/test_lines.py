@@ -14,13 +14,13 @@ LABEL = RankLabel("n0", rank=5, local_rank=1, role="trainer", generation=2)
 
 
 def test_invalid_utf8_is_replaced_and_newlines_survive() -> None:
-    assert lines.presentable(b"ok \xff\xc3\nnext \xe2\x82\n", False).decode() == "ok ��\nnext �\n"
-    assert lines.presentable("grün €\n".encode(), True) == "grün €\n".encode()
+    assert lines.presentable(b"ok \xff\xc3\nnext \xe2\x82\n").decode() == "ok ��\nnext �\n"
+    assert lines.presentable("grün €\n".encode()) == "grün €\n".encode()
 
 
 def test_cursor_movement_is_removed_and_colours_stay() -> None:
     raw = b"\x1b[31mred\x1b[0m\x1b[A\x1b[2K\x1b[?25lx\x1b]0;title\x07y\x1bcz\n"
-    assert lines.presentable(raw, False) == b"\x1b[31mred\x1b[0mxyz\n"
+    assert lines.presentable(raw) == b"\x1b[31mred\x1b[0mxyz\n"
 
 
 def test_colours_can_be_removed() -> None:
@@ -29,18 +29,17 @@ def test_colours_can_be_removed() -> None:
 
 def test_control_bytes_do_not_reach_a_terminal() -> None:
     raw = b"a\x07\x08\x0e\tb\n"
-    assert lines.presentable(raw, True) == b"a\tb\n"
-    assert lines.presentable(raw, False) == raw
+    assert lines.presentable(raw) == b"a\tb\n"
 
 
 def test_control_characters_of_eight_bits_do_not_reach_a_terminal() -> None:
     raw = "grün \u009b31m\u0090q\u009c\u0085 €\n".encode()
-    assert lines.presentable(raw, True) == "grün 31mq €\n".encode()
-    assert lines.presentable(raw, False) == raw
+    assert lines.presentable(raw) == "grün 31mq €\n".encode()
 
 
 def test_every_line_gets_the_prefix_empty_ones_too() -> None:
     assert lines.prefixed(b"a\n\nb\n", b"[0] ") == b"[0] a\n[0] \n[0] b\n"
+    assert lines.prefixed(b"a\nb", b"[0] ") == b"[0] a\n[0] b"
     assert lines.prefixed(b"", b"[0] ") == b""
 
 

@@ -107,7 +107,7 @@ def _told(end: RankEnd) -> None:
 
 def output_lines(data: bytes) -> None:
     """In chunks of any size: whole lines come out, and nothing that moves the cursor."""
-    view, shown, now, size = StreamView(shows_prompts=True), b"", 0.0, data[0] + 1 if data else 1
+    view, shown, now, size = StreamView(), b"", 0.0, data[0] + 1 if data else 1
     for at in range(1, len(data), size):
         view, texts = stream_view.feed(view, data[at : at + size], now)
         for whole in texts:
@@ -116,7 +116,7 @@ def output_lines(data: bytes) -> None:
         view, texts = stream_view.update(view, now)
         shown += texts.record
     shown += stream_view.finish(view).record
-    said = output.presentable(shown, on_terminal=True)
+    said = output.presentable(shown)
     said.decode()
     assert not set(said) & {0x07, 0x08, 0x0B, 0x0C, 0x0D}, said
 

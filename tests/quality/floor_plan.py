@@ -28,7 +28,10 @@ CORE = {
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state layout xids"),
         *within("notify", "job_events traces"),
-        *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
+        *within(
+            "output",
+            "canvas hidden_states lines live_area plain_view redrawn_rows screen screen_row stream_view",
+        ),
         *within("preflight", "checkup gpu_checkup link_plan placement source_checkup table"),
         *within(
             "plan",

@@ -126,7 +126,7 @@ def test_lines_are_prefixed_and_files_are_raw(tmp_path: Path) -> None:
     screen.write(3, out=b"a\r\nb\xff\nlast", err=b"oops\n")
     await_drained(screen.pump, 0)
     assert screen.pump.rank_directory(label(3)) == str(screen.directory / "generation_0/rank_3")
-    assert screen.end() == ("[n0:3] a\n[n0:3] b�\n[n0:3] last\n".encode(), b"[n0:3] oops\n")
+    assert screen.end() == (b"[n0:3] a\r\n[n0:3] b\xff\n[n0:3] last", b"[n0:3] oops\n")
     assert screen.file(3, "stdout.log") == b"a\r\nb\xff\nlast"
     assert screen.file(3, "stderr.log") == b"oops\n"
 
@@ -249,7 +249,7 @@ def test_a_leaked_pipe_does_not_hang_the_end_and_its_last_words_are_shown(
     ends.append(out_fd)
     os.write(out_fd, b"no newline")
     os.close(err_fd)
-    assert screen.end() == (b"[n0:0] no newline\n", b"")
+    assert screen.end() == (b"[n0:0] no newline", b"")
 
 
 def test_who_outlives_two_generations_loses_its_pipe(tmp_path: Path, ends: list[int]) -> None:
@@ -437,16 +437,29 @@ def test_progress_is_nothing_without_a_terminal(tmp_path: Path) -> None:
     assert screen.end() == (b"", b"said\n")
 
 
+def test_a_bar_is_shown_as_it_is_and_ended_by_lines_of_others(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, LogSpec())
+    ends = [fd for rank in (0, 1) for fd in screen.pump.open_rank(label(rank))]
+    os.write(ends[1], b"\r1%")
+    screen.err.wait_for(b"[n0:0] \r1%")
+    os.write(ends[3], b"line\n")
+    screen.err.wait_for(b"\n[n0:1] line\n")
+    os.write(ends[1], b"\r2%\n")
+    for fd in ends:
+        os.close(fd)
+    assert screen.end()[1] == b"[n0:0] \r1%\n[n0:1] line\n[n0:0] \r2%\n"
+
+
 def test_a_quiet_progress_bar_is_shown_when_it_is_due(tmp_path: Path) -> None:
     screen = Screen(tmp_path, LogSpec())
     out_fd, err_fd = screen.pump.open_rank(label())
     os.write(err_fd, b"\r1%")
-    screen.err.wait_for(b"[n0:0] 1%\n")
+    screen.err.wait_for(b"[n0:0] \r1%")
     os.write(err_fd, b"\r2%")
-    screen.err.wait_for(b"[n0:0] 2%\n")
+    screen.err.wait_for(b"\r2%")
     os.close(out_fd)
     os.close(err_fd)
-    assert screen.end() == (b"", b"[n0:0] 1%\n[n0:0] 2%\n")
+    assert screen.end() == (b"", b"[n0:0] \r1%\r2%\n")
 
 
 def test_files_are_rotated_at_their_limit(tmp_path: Path) -> None:
@@ -572,7 +585,7 @@ def test_close_takes_what_is_still_in_the_pipes(tmp_path: Path, ends: list[int])
     ends += [out_fd, err_fd]
     os.write(out_fd, b"z" * 100_000 + b"\nend")
     out, _ = screen.end()
-    assert out.endswith(b"z\n[n0:0] end\n")
+    assert out.endswith(b"z\n[n0:0] end")
     assert screen.file(0, "stdout.log") == b"z" * 100_000 + b"\nend"
     screen.pump.say("after the end")  # to the descriptor itself: nothing is lost, and nothing raises
 
