@@ -161,7 +161,7 @@ def renewed(uv: str, upgrade: tuple[str, ...]) -> dict[Path, tuple[str, Pins]]:
     def closure(extras: tuple[str, ...], more: tuple[str, ...] = ()) -> Pins:
         return for_our_machines(read(resolved(uv, extras, more, everything, ())))
 
-    install = closure(("torch",), ("numpy", "setuptools"))
+    install = closure(("torch", "web"), ("numpy", "setuptools"))
 
     def added(extra: str) -> Pins:
         return {key: pin for key, pin in closure(("torch", extra)).items() if key not in install}
