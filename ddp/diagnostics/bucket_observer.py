@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
     from ddp.reducer.bucket_sender import BucketOperations
     from ddp.reducer.reducer import Reducer
@@ -22,16 +21,16 @@ class BucketObserver:
         self.reducer = reducer
 
     def begin(self) -> None:
-        self._next: BucketOperations = self.reducer.setup.operations
-        self.reducer.setup.operations = self
+        self._next: BucketOperations = self.reducer.operations
+        self.reducer.operations = self
         self.reducer.stopwatch.add_listener(self.mark)
 
     def end(self) -> None:
         self.reducer.stopwatch.remove_listener(self.mark)
-        if self.reducer.setup.operations is self:
-            self.reducer.setup.operations = self._next
+        if self.reducer.operations is self:
+            self.reducer.operations = self._next
             return
-        before: Any = self.reducer.setup.operations
+        before: Any = self.reducer.operations
         while before._next is not self:
             before = before._next
         before._next = self._next
@@ -44,8 +43,8 @@ class BucketObserver:
     def mark(self, name: str) -> None:
         """Called when a stage of the step begins or ends."""
 
-    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
-        self._next.gather(number, start, end, before)
+    def gather(self, number: int, start: int, end: int) -> None:
+        self._next.gather(number, start, end)
 
     def launch(self, number: int) -> Any:
         return self._next.launch(number)

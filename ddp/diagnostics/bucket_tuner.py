@@ -29,7 +29,6 @@ from ddp.reducer.plan import MIB, Limits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp.reducer.baseline import Baseline
     from ddp.reducer.reducer import Reducer
 
 _log = logging.getLogger("ddp")
@@ -54,11 +53,11 @@ class ArrivalObserver(BucketObserver):
         elif name == "compute_end" and self._began is not None:
             self._steps.append((self._began, self._at, self._clock.now()))
 
-    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
+    def gather(self, number: int, start: int, end: int) -> None:
         now = self._clock.now()
         for member in self.reducer.sender.plan.buckets[number].members[start:end]:
             self._at[member] = now
-        super().gather(number, start, end, before)
+        super().gather(number, start, end)
 
     def read(self) -> tuple[list[list[float]], list[float]]:
         """Return the arrivals in each step and the length of each, in seconds. On an accelerator it waits for them."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
     from ddp.reducer.reducer import Reducer
 
@@ -60,9 +59,9 @@ class Recorder(BucketObserver):
             self._step = _Step()
         self._step.marks[name] = self.clock.now()
 
-    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
+    def gather(self, number: int, start: int, end: int) -> None:
         began = self.clock.now()
-        self._next.gather(number, start, end, before)
+        self._next.gather(number, start, end)
         self._step.copies.setdefault(number, []).append((began, self.clock.now()))
 
     def launch(self, number: int) -> Any:

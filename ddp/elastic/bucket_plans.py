@@ -46,7 +46,7 @@ def restore(models: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
         reducer, plan = _reducer_of(value), kept.get(name)
         if plan is None or not reducer.should_rebuild or len(plan["order"]) != len(reducer.parameters):
             continue
-        reducer.settle(plan["order"])
+        reducer.rebuild(plan["order"])
         if plan["tuned"] and reducer.settings.tuned:
             reducer.resize(Limits(reducer.settings.limit.first, tuple(plan["sizes"])))
             if reducer.tuner is not None:

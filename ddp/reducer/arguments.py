@@ -1,8 +1,7 @@
 """The arguments of the wrapper: ours, those that torch has deprecated, and the forms that only this class accepts.
 
-`strict` is an argument of ours. What torch's class refuses although the average can be right is averaged by default:
-parameters without a gradient, a forward that goes past the wrapper, a parameter that is unfrozen after wrapping, a
-backward inside `no_sync()`. With `strict=True` these are what they are in torch's documentation, mostly errors.
+`strict` is an argument of ours. With `strict=True`, gradients that torch's class leaves on a rank without a message are
+an error: a backward past the wrapper or a second one after one forward, a parameter that is unfrozen or added later.
 """
 
 from __future__ import annotations

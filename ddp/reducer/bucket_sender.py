@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
     from ddp.reducer.cost_model import CostModel
     from ddp.reducer.partial_sums import PartialSums
@@ -41,13 +40,13 @@ class Settings:
     as_views: bool = False
     skip_unused: bool = False
     tuned: bool = False  # `limit` is only the initial limit
-    strict: bool = False  # raise what torch's class raises, also where the averages can be right
+    strict: bool = False  # gradients that torch's class leaves local without a message are an error
 
 
 class BucketOperations(Protocol):
     """The operations of a reducer on a bucket."""
 
-    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None: ...
+    def gather(self, number: int, start: int, end: int) -> None: ...
     def launch(self, number: int) -> Any: ...
     def finish(self, number: int, work: Any, used: Used) -> None: ...
 
@@ -76,7 +75,7 @@ class BucketSender:
         # Set for every model in a `join`. Only the first also has `_joining`, which counts the ranks with input left.
         self.within_join = self._ever_joined = False
         self._futures: list[Any] = []
-        self._consumed, self.alone = False, True
+        self._consumed = self._shared = False
         self._shard_receiver: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         self._page = status_page.page()
@@ -88,11 +87,12 @@ class BucketSender:
         """Do not write averages to `.grad`: the hook runs the optimizer and drops the gradients."""
         self._consumed = True
 
-    def set_shared(self, shared: bool) -> None:
-        """Set whether other reducers use the same gradients. If so, do not average in place or move `.grad` early."""
-        self.alone = not shared
+    def set_shared(self) -> None:
+        """Do not average in place: another reducer averages the same gradients."""
+        self._shared = True
         for bucket in self.buckets:
-            bucket.alone = self.alone
+            if isinstance(bucket, InPlaceBucket):
+                bucket.copies = True
 
     def set_shard_receiver(self, receiver: Callable[[int, Used], None]) -> bool:
         """Let the hook sum one shard of each bucket instead of the whole bucket.
@@ -159,32 +159,21 @@ class BucketSender:
         """Return to the first plan, which is made before any backward."""
         self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
 
-    def replace_parameters(
-        self, parameters: Sequence[torch.Tensor], names: Sequence[str], sparse: Sequence[bool]
-    ) -> None:
-        """Send the gradients of these parameters from now on."""
-        self.parameters = list(parameters)
-        self.facts = [describe_parameter(*one) for one in zip(parameters, names, sparse, strict=True)]
-        self.start_over()
-
     def make_plan(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
         return plan.rebuilt_plan(self.facts, arrival, limit or self._settings.limit, self.transport)
 
     def adopt(self, chosen: plan.BucketPlan) -> None:
         self.plan = chosen
         self.buckets = [self._storage(bucket) for bucket in chosen.buckets]
-        for bucket in self.buckets:
-            bucket.alone = self.alone
 
     def _storage(self, bucket: plan.Bucket) -> AnyBucket:
         members = [self.parameters[i] for i in bucket.members]
         if bucket.kind is Kind.SPARSE:
             return SparseBucket(members[0])
         if bucket.kind is Kind.IN_PLACE:
-            return InPlaceBucket(members)
+            return InPlaceBucket(members, copies=self._shared)
         return FlatBucket(
             members,
-            bucket.members,
             self._collectives,
             as_views=self._settings.as_views,
             dtype=self._dtype,
@@ -268,11 +257,11 @@ class BucketSender:
             return None if self._collectives.averages_shards else 1 / self.group.size()
         return None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
 
-    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
+    def gather(self, number: int, start: int, end: int) -> None:
         bucket = self.buckets[number]
         if self.partial_sums is not None:
             self.partial_sums.fold(self.plan.buckets[number].members[start:end])
-        bucket.gather(start, end, self._scale(bucket), before)
+        bucket.gather(start, end, self._scale(bucket))
 
     def launch(self, number: int) -> Any:
         bucket = self.buckets[number]
@@ -335,15 +324,6 @@ class BucketSender:
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures
 
-    def owned_gradients(self, grads: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
-        """Return the gradients that a bucket owns or averages in place, by the index of their parameter."""
-        return {
-            i: grad
-            for described, bucket in zip(self.plan.buckets, self.buckets, strict=True)
-            for i in described.members
-            if (grad := grads[i]) is not None and bucket.owns(grad)
-        }
-
     def finish(self, number: int, work: Any, used: Used) -> None:
         bucket = self.buckets[number]
         result = None
@@ -369,16 +349,6 @@ class BucketSender:
                 for tensor in bucket.payload:
                     tensor.div_(self.divisor)
             bucket.finish(result, _Nothing() if self._consumed else used)
-
-    @property
-    def late(self) -> int | None:
-        """The index of a parameter whose gradient changed after it was gathered, or None."""
-        if self._hook is not None and self._settings.as_views:
-            return None  # the hook may write into the bucket
-        for described, bucket in zip(self.plan.buckets, self.buckets, strict=True):
-            if bucket.late:
-                return described.members[0]
-        return None
 
     def step_ended(self) -> None:
         self._divisor, self._joining, self._launched = None, None, 0

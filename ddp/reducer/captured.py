@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def check(core: Reducer) -> None:
     """Before a forward that is captured: raise if a replay could not repeat the step."""
     if capture.is_capturing() and (obstacle := _obstacle(core)):
-        raise core.setup.record_error(errors.not_capturable(obstacle))
+        raise core.record_error(errors.not_capturable(obstacle))
 
 
 def _obstacle(core: Reducer) -> str:
-    if core.setup.looks_for_unused:
+    if core.looks_for_unused:
         return (
             "find_unused_parameters=True reads in each step which parameters are used. Remove it, or set "
             "static_graph=True"
@@ -42,7 +42,7 @@ def _obstacle(core: Reducer) -> str:
             "the buckets are not final yet. Run some steps before the capture, forward and backward with gradient "
             "averaging: 11 are enough, as for torch's class"
         )
-    why: Callable[[], str] = getattr(core.setup.operations, "why_not_capturable", str)
+    why: Callable[[], str] = getattr(core.operations, "why_not_capturable", str)
     return why()
 
 

@@ -1,4 +1,4 @@
-"""Two queries to torch's autograd engine: which backward is running, and when it ends."""
+"""When the running backward of torch's autograd engine ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# Return the number of the backward that runs in this thread. A nested backward has its own number.
-current_task: Callable[[], int] = torch_api.get(torch_names.GRAPH_TASK)
 _engine = torch_api.get(torch_names.ENGINE)
 
 

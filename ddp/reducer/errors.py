@@ -6,6 +6,9 @@ names the parameters and the rank, and says what to do.
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongUse
@@ -15,10 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
 _REMOVE_STATIC_GRAPH = "The graph of this model changes between steps: remove static_graph=True."
 
 
-def unfinished(names: Sequence[str], indices: Sequence[int], rank: int, *, find_unused: bool) -> RuntimeError:
+def unfinished(names: Sequence[str], indices: Sequence[int], rank: int, find_unused: bool) -> RuntimeError:
     cure = (
         "Since `find_unused_parameters=True` is enabled, this likely means that not all `forward` outputs "
         "participate in computing loss. You can fix this by making sure that they all do."
@@ -56,10 +63,10 @@ def unexpected(name: str, rank: int) -> RuntimeError:
     )
 
 
-def ready_twice(names: Sequence[str], index: int, rank: int) -> RuntimeError:
+def ready_twice(name: str, index: int, rank: int) -> RuntimeError:
     return WrongUse(
         "Expected to mark a variable ready only once. "
-        f"Parameter at index {index} with name {listed(names)} has been marked as ready twice on rank {rank}: a "
+        f"Parameter at index {index} with name {name} has been marked as ready twice on rank {rank}: a "
         "gradient was computed after its bucket had been sent. "
         "This error is caused by one of the following reasons:\n"
         "1) Use of a module parameter outside the `forward` function. Please make sure model parameters are not "
@@ -70,19 +77,28 @@ def ready_twice(names: Sequence[str], index: int, rank: int) -> RuntimeError:
     )
 
 
-def outside(names: Sequence[str], rank: int) -> RuntimeError:
+def stays_local(name: str, rank: int) -> RuntimeError:
     return WrongUse(
-        f"A backward on rank {rank} computed gradients of {listed(names)}, but the forward did not run through the "
-        "DistributedDataParallel wrapper. These gradients are not averaged, so the replicas would diverge. Call the "
-        "wrapped model itself, not its `.module` or one of its methods. If you want local gradients, run forward and "
-        "backward inside `no_sync()`."
+        f"A backward on rank {rank} computed a gradient of {name} that is not averaged ({_line_of_script()}), so the "
+        "replicas may diverge: no forward of the DistributedDataParallel wrapper is waiting for a backward. Only the "
+        "first backward after a forward of the wrapper is averaged; one of `.module` or of its methods is not. If "
+        "local gradients are meant, run forward and backward inside `no_sync()`. To get an error instead of a warning, "
+        "set strict=True."
     )
 
 
-def partly_averaged(names: Sequence[str], rank: int) -> RuntimeError:
+def _line_of_script() -> str:
+    """Return where the backward was called. A thread of the engine for an accelerator does not know it."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((*_LIBRARIES, "<")):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return "at an unknown line"
+
+
+def static_graph_began_locally(rank: int) -> RuntimeError:
     return WrongUse(
-        f"An earlier backward failed on rank {rank}, and the gradients of {listed(names)} are partly averaged. The "
-        "next backward cannot add to them. Call `zero_grad()` after a backward that raised."
+        f"With static_graph=True, the first backward must be averaged, but on rank {rank} it ran under `no_sync()`. "
+        "Run the first step without `no_sync()`."
     )
 
 
@@ -134,41 +150,12 @@ def no_manual_finalization() -> NotImplementedError:
     )
 
 
-def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
+def changed_module(names: Sequence[str], rank: int) -> RuntimeError:
     return WrongUse(
-        f"The module was changed after it had been wrapped in DistributedDataParallel. On rank {rank}, "
-        f"{what}: {listed(names)}. Their gradients are not averaged. Change the module before you wrap it."
-    )
-
-
-def announced_in_vain(rank: int) -> RuntimeError:
-    return WrongUse(
-        f"A pipeline has run a backward of this stage on rank {rank} without the hooks of autograd. So its gradients "
-        "are not averaged, and the replicas diverge. Schedules that compute the gradients of weights apart (zero "
-        "bubble) do this. Use ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B."
-    )
-
-
-def not_replanned(names: Sequence[str], rank: int, obstacle: str) -> RuntimeError:
-    return WrongUse(
-        f"The module was changed after it had been wrapped in DistributedDataParallel. On rank {rank}, requires_grad "
-        f"was set to True: {listed(names)}. Their gradients cannot be averaged with {obstacle}. Unfreeze them before "
-        "you wrap the module."
-    )
-
-
-def unfrozen_elsewhere(mine: Sequence[str], rank: int, theirs: Sequence[str], other: int) -> RuntimeError:
-    return WrongUse(
-        f"The ranks train different parameters: rank {rank} has unfrozen {listed(mine)}, but rank {other} has unfrozen "
-        f"{listed(theirs)}. Unfreeze the same parameters on all ranks, before the same forward."
-    )
-
-
-def unfrozen_alone(names: Sequence[str], rank: int, absent: Sequence[int], waited_s: float) -> RuntimeError:
-    return WrongUse(
-        f"Rank {rank} has unfrozen {listed(names)} after wrapping, but "
-        f"{'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))} did not do so within {waited_s:g} s. "
-        "Unfreeze the same parameters on all ranks, before the same forward."
+        "The module was changed after it had been wrapped in DistributedDataParallel: on rank "
+        f"{rank}, {listed(names)} were added, or requires_grad was set to True. Their gradients are not averaged, so "
+        "the replicas may diverge. Change the module before you wrap it. To get an error instead of a warning, set "
+        "strict=True."
     )
 
 

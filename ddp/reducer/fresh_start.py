@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp.groups import successors, wrappers
-from ddp.groups.reform_plan import CannotReform
-from ddp.reducer import replanning, unowned_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +21,6 @@ if TYPE_CHECKING:
 
 def renew(wrapper: Any) -> None:
     """Let a `DistributedDataParallel` of ours start anew. CannotReform: the state of its hook cannot."""
-    if wrapper.__dict__.get(replanning.REPLANNED):
-        raise CannotReform(
-            "parameters were unfrozen after wrapping, and a replacement has wrapped its model without them"
-        )
     core: Reducer = wrapper.reducer.core
     groups = tuple(successors.of(group) for group in core.settings.groups)
     if wrapper.__dict__.get("_groups"):
@@ -43,17 +37,6 @@ def renew(wrapper: Any) -> None:
 
 def start_anew(reducer: Reducer, groups: Sequence[ProcessGroup]) -> None:
     """Forget the last backward and everything that was observed, and use these groups."""
-    settings = replace(reducer.settings, groups=tuple(groups))
-    setup = reducer.setup
-    setup.arrivals.take()
-    reducer.settings = setup.settings = settings
-    setup.rank = groups[0].rank()
-    setup.expected = [1] * len(reducer.parameters)
-    setup.trust_graph = True
-    setup.used_between = set()
-    setup.partly_averaged, setup.failed_tasks = (), frozenset()
-    reducer.sender.start_anew(settings)
-    reducer.forget()
+    reducer.settings = replace(reducer.settings, groups=tuple(groups))
+    reducer.sender.start_anew(reducer.settings)
     reducer.start_over()
-    if groups[0].size() > 1 and not unowned_gradients.is_owner(reducer):
-        unowned_gradients.own(reducer, reducer.parameters)

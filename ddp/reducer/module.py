@@ -7,6 +7,7 @@ communication hooks, and the checks for changes of the wrapped module.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from ddp.reducer import (
     fresh_start,
     pickled,
     plan,
-    replanning,
 )
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
@@ -36,7 +36,6 @@ from ddp.reducer.gradient_hooks import weakly
 from ddp.reducer.logging_data import Log
 from ddp.reducer.module_changes import ModuleCheck
 from ddp.reducer.torch_reducer import TorchReducer
-from ddp.reducer.unused import tensors_in
 from ddp.telemetry import torch_api, torch_marks, torch_names
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
@@ -49,8 +48,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """A replacement for torch.nn.parallel.DistributedDataParallel with the same arguments.
 
     `process_group` may also be a list of groups of the same ranks. Buckets then use the groups in turn. With
-    `bucket_cap_mb="auto"`, the first steps find the best bucket size. With `strict=True`, a use that torch's class
-    refuses is an error also where the averages could be right.
+    `bucket_cap_mb="auto"`, the first steps find the best bucket size. With `strict=True`, gradients that torch's class
+    leaves on a rank without a message are an error.
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
@@ -115,7 +114,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
         self.reducer.core.wanted = _synchronizes(weakref.ref(self))
-        self.reducer.core.follow_module = weakly(self._follow_module)
         if self.__dict__.pop("_agrees_first", False) and not joining.is_alone():
             self._agree(static_graph)
         if self.mixed_precision is not None:
@@ -124,7 +122,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._averages_in_python:
             self.reducer._remove_autograd_hooks()
             compiled.forward_as_torch(self)
-        self._watch_module()
+        averaged = [*self.reducer.core.parameters, *self._delay_all_reduce_params]
+        self._module_check: ModuleCheck | None = ModuleCheck(self.module, averaged, self.parameters_to_ignore)
         self._open_log(static_graph)
         for attach in extensions.when_built:
             attach(self)
@@ -202,16 +201,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             static_graph,
         )
 
-    def _set_static_graph(self) -> None:
-        super()._set_static_graph()
-        # torch adds a graph node to detect the end of the first backward. This reducer does not need it.
-        self._static_graph_delay_allreduce_enqueued = True
-
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         state.pop("_module_check", None)
         state.pop("_groups", None)
-        state.pop(replanning.REPLANNED, None)  # a copy is constructed with the parameters of now
         state[pickled.KEY] = pickled.origin(self.process_group)
         compiled.forget_forward(state)
         return state
@@ -224,6 +217,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if (group := pickled.group_for(state.pop(pickled.KEY, None))) is not None:
             state["process_group"] = group  # torch's method would take the default group
         super().__setstate__(state)
+        self._static_graph_delay_allreduce_enqueued = False  # of the new reducer's first step
         if self._delay_all_reduce_params:  # copying a parameter does not copy its hooks
             self._delayed_to.register_hook(self._delayed_all_reduce_hook)
 
@@ -232,7 +226,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @explaining("the synchronization before a forward")
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
-            self._follow_module()
+            self._check_module()
         self.reducer.core.sender.set_within_join(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
@@ -240,31 +234,23 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             captured.check(self.reducer.core)
         return super()._pre_forward(*inputs, **kwargs)
 
-    def _watch_module(self) -> None:
-        """Note which parameters are averaged, to find those that are unfrozen or added later."""
-        averaged = [*self.reducer.core.parameters, *self._delay_all_reduce_params]
-        self._module_check = ModuleCheck(self.module, averaged, self.parameters_to_ignore)
-
-    def _follow_module(self) -> None:
-        """Also average the parameters that were unfrozen since the last forward. Under no_sync() this can wait."""
-        unfrozen = self._module_check.unfrozen(self.reducer.core.rank)
-        if unfrozen and self.require_backward_grad_sync:
-            replanning.replan(self, unfrozen)
-            self._watch_module()
+    def _check_module(self) -> None:
+        """Say once, or raise if it is strict, that parameters were unfrozen or added since the module was wrapped."""
+        names = self._module_check.not_averaged() if self._module_check is not None else ()
+        if not names:
+            return
+        core = self.reducer.core
+        error = errors.changed_module(names, core.rank)
+        if core.settings.strict:
+            raise core.record_error(error)
+        self._module_check = None
+        logging.getLogger("ddp").warning("%s", error)
 
     @explaining("the synchronization after a forward")
     def _post_forward(self, output: Any) -> Any:
-        self.reducer.after_forward = True
-        try:
-            output = super()._post_forward(output)
-        finally:
-            self.reducer.after_forward = False
-        if self._averages_in_python or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
-            return output
-        if self.require_backward_grad_sync:
-            self.reducer.core.watch_outputs(tensors_in(output))
-        else:
-            self.reducer.core.forward_without_synchronization()
+        output = super()._post_forward(output)
+        if torch.is_grad_enabled() and not self.require_backward_grad_sync and not self._averages_in_python:
+            self.reducer.core.keep_local()
         return output
 
     # --- parameters whose all-reduce is delayed ------------------------------------------------------
@@ -310,8 +296,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _match_all_reduce_for_bwd_pass(self) -> None:
         """Also match the all-reduce of used parameters, which ranks with input send after their buckets."""
         super()._match_all_reduce_for_bwd_pass()
-        if self.reducer.core.setup.exchanges_used:
+        if self.reducer.core.exchanges_used:
             start_sum(self.process_group, self.reducer.nothing_used()).wait(GROUP_TIMEOUT)
+            self.reducer.core.match_first_step()
 
     def _match_unused_params_allreduce(self) -> None:
         """Do nothing: `_match_all_reduce_for_bwd_pass` includes this all-reduce."""

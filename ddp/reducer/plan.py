@@ -187,6 +187,33 @@ def _bucket(
     return Bucket(tuple(members), Kind.IN_PLACE if in_place else Kind.FLAT)
 
 
+# --- chunks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Adjacent gradients of a bucket that are gathered together: its members [start, end), as parameter indices."""
+
+    bucket: int
+    start: int
+    end: int
+    members: tuple[int, ...]
+
+
+def cut(plan: BucketPlan, parameters: Sequence[ParameterInfo], chunk_bytes: int) -> list[Chunk]:
+    """Cut each flat bucket into chunks of at least `chunk_bytes`, except for its last one."""
+    chunks = []
+    for number, bucket in enumerate(plan.buckets):
+        start, filled = 0, 0
+        for i, member in enumerate(bucket.members):
+            filled += parameters[member].nbytes
+            last = i + 1 == len(bucket.members)
+            if last or (filled >= chunk_bytes and bucket.kind is Kind.FLAT):
+                chunks.append(Chunk(number, start, i + 1, bucket.members[start : i + 1]))
+                start, filled = i + 1, 0
+    return chunks
+
+
 # --- comparison between ranks ---------------------------------------------------------------------
 
 

@@ -1,57 +1,71 @@
-"""The reducer's state between backwards: the hooks, the bucket plan, and what was observed in the last backward.
+"""The reducer: averages the gradients of a model's backward, when torch's reducer would, and only then.
 
-A forward creates a `Round` for the next backward. The round begins when the backward reaches an output of that forward.
-As gradients arrive, the round gathers chunks of them into buckets, and launches full buckets in the order of the plan.
-At the end of the outermost backward it sends the buckets that are not full, with the gradients that they have, and
-waits for every bucket. Then `.grad` contains the averages.
+The way of a gradient, from top to bottom of this file. A forward of the wrapper that is to be averaged arms the counter
+of the hooks (`prepare_for_backward`). Each gradient is counted in C (`arrivals`). The first one begins the step
+(`_begin`). The last one of a chunk lets the chunk be gathered into its bucket (`_chunk_complete`), and the bucket be
+launched, if all buckets before it in the plan are (`_launch_full`). After the last bucket is launched, the end of the
+running backward waits for all of them and stores the averages in `.grad` (`_finalize`).
 
-Every parameter is averaged at the end. A parameter without a new gradient contributes its old `.grad`, or zeros. A
-second backward of the same forward, or of an earlier one, is averaged too. This is correct: gradients from earlier
-averages are equal on all ranks, so another average does not change them. `lenient` has what torch would refuse.
+Nothing else communicates. If no forward has armed the counter, gradients stay on this rank, and one line or an error
+says so (`_stays_local`). An armed backward that does not reach all parameters lets the next forward raise.
 
-The first round only observes, and sends all buckets at its end. Before the next forward, rank 0 broadcasts the order in
-which its gradients arrived. All ranks derive a plan from it, and check that their plans are equal. After that,
-gradients are sent by this plan. If the order is stable, fewer hooks are installed.
+After the first step, rank 0 broadcasts the order in which its gradients arrived. All ranks derive the plan of buckets
+from it, and check that their plans are equal.
+
+A module on several devices has hooks on several threads. `lock` guards the step, also while buckets are launched: all
+ranks must launch the same collectives in the same order.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import weakref
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from ddp.reducer import agreement, arrivals, engine, errors, extensions, lenient, plan, rpc_context
+import torch
+
+from ddp.reducer import agreement, arrivals, engine, errors, extensions, plan, rpc_context, streams
 from ddp.reducer.bucket_sender import BucketSender
-from ddp.reducer.chunks import Mode, cut, sentinels
-from ddp.reducer.failed_backward import abandon
 from ddp.reducer.gradient_hooks import GradientHooks, weakly, weakly_with
 from ddp.reducer.logging_data import Stopwatch
-from ddp.reducer.observation import observe, unobserved
-from ddp.reducer.round import Round, Setup, new_round
-from ddp.reducer.unowned_gradients import arrived as without_round
-from ddp.reducer.unowned_gradients import own
-from ddp.reducer.unused import GraphSearch, Usage
-from ddp.reducer.unwatched_gradients import watch
-from ddp.telemetry.comm_error import explaining
+from ddp.reducer.unused import GraphSearch, Usage, UsedMembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
+    from ddp.reducer.bucket_sender import BucketOperations, Settings
+    from ddp.reducer.logging_data import Log
 
-    from ddp.reducer.bucket_sender import Settings
-    from ddp.reducer.observation import Observation
-    from ddp.reducer.unowned_gradients import Guarded
+_log = logging.getLogger("ddp")
+_living: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
-_NONE_UNUSED: frozenset[int] = frozenset()
-# How often the reducer adapts to a changed order. After that it always has a hook on every parameter.
-_MAX_OBSERVED = 3
+
+@dataclass
+class Step:
+    """One averaged backward, from its forward until `.grad` contains the averages."""
+
+    waiting: list[int]  # for each bucket, the number of chunks that it waits for
+    works: list[Any]  # of the buckets
+    unused: frozenset[int] = frozenset()  # parameters that the backward does not reach
+    context: int | None = None  # the context of torch.distributed.autograd in which the forward ran
+    in_context: bool = False  # gradients are stored there, not in `.grad`
+    missed_context: bool = False  # gradients are in another context, which nobody can find
+    deferred: bool = False  # everything is sent when the backward ends
+    begun: bool = False
+    launched: int = 0  # the first buckets of the plan
+    reduced: int = 0  # without those that were skipped, because no parameter in them was used
+    usage: Usage | None = None  # which parameters any rank used. None: all
+    order: Sequence[int] = ()  # in which gradients arrived
+    streams: dict[int, list[torch.Stream]] = field(default_factory=dict)  # on which each bucket was gathered
 
 
 class Reducer:
     """The reducer of one model."""
 
     tuner: extensions.Tuner | None = None
+    when_it_ends = staticmethod(engine.when_it_ends)
 
     def __init__(
         self,
@@ -60,271 +74,306 @@ class Reducer:
         sparse: Sequence[bool],
         settings: Settings,
     ) -> None:
-        self.parameters = list(parameters)
-        self.names = list(names)
-        self.settings = settings
+        self.parameters, self.names, self.settings = list(parameters), list(names), settings
         self.sender = BucketSender(self.parameters, names, sparse, settings)
+        self.operations: BucketOperations = self.sender  # or an observer in front of it
         self.stopwatch = Stopwatch(self.sender.device)
-        self.setup = Setup(
-            self.parameters,
-            self.names,
-            settings,
-            self.sender,
-            self.sender,
-            self.stopwatch,
-            settings.groups[0].rank(),
-            weakly(self._backward_ended),
-            [1] * len(self.parameters),
-            arrivals.new(engine.current_task, weakly_with(self.arrived), weakly_with(self._chunk_complete)),
+        self.lock = threading.RLock()  # a launch may run code that calls another hook
+        self.counter = arrivals.new(
+            *map(weakly_with, (self._begin, self._chunk_complete, self._surplus, self._stays_local))
         )
+        self.hooks = GradientHooks(self.parameters, self.counter)
+        self.graph = GraphSearch(self.hooks.accumulators)
         # Called on all ranks at the end of each averaged step. The listeners may communicate and may raise.
         self.at_round_over: list[Callable[[], None]] = []
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
-        self.follow_module: Callable[[], None] = lambda: None  # before gradients past a forward are averaged
-        self.hooks = GradientHooks(self.parameters, self.setup.arrivals)
-        self.without_hooks = False
-        self.round: Round | None = None
-        self.rebuilt, self.limit = False, settings.limit
+        self.log: Callable[[], Log | None] = lambda: None
+        self.static_graph = False
+        self.limit = settings.limit
+        self._said_local = settings.groups[0].size() == 1
         self.forget()
-        self._observed: Observation | None = None
-        self._lacking: set[int] | None = None
-        self.graph = GraphSearch(self.hooks.accumulators)
-        # Other reducers that share parameters, and the mode to restore when they are gone.
-        self._sharing: Sequence[weakref.ref[Guarded]] = ()
-        self._cut()
-        if settings.groups[0].size() > 1:  # a single rank cannot diverge from others
-            own(self, self.parameters)
-            watch(self)
-        self.hooks.watch_all()
+        self._share()
 
     def forget(self) -> None:
-        """Forget the last backward, and what was observed in earlier ones."""
-        self.previous: Round | None = None
-        self.synchronizes = self.graph_is_static = True
-        self.stray_task = self.end_task = -1
+        """Return to the state before the first backward, with the sender's first plan."""
+        self.step: Step | None = None
+        self.previous: Step | None = None
+        self.graph_is_static = True
         self.agreed_order: Sequence[int] = ()
-        self.own_order: tuple[int, ...] = ()
-        self._n_observed = 0
+        self.rebuilt = False
+        self._observed: Sequence[int] = ()  # the order of the last step, if the buckets are to be rebuilt
+        # Of a static graph, from its first step: how often each gradient arrives, and what any rank used.
+        self._expected: list[int] | None = None
         self._used_at_first: Usage | None = None
-        self._mode_alone = Mode.COUNT
+        self._cut()
+        self.counter.watch(not self._said_local)
+
+    def _share(self) -> None:
+        """Let reducers of the same parameters average copies: they may run in the same backward."""
+        mine = set(map(id, self.parameters))
+        for other in tuple(_living):
+            if not mine.isdisjoint(map(id, other.parameters)):
+                other.sender.set_shared()
+                self.sender.set_shared()
+        _living.add(self)
+
+    def _cut(self) -> None:
+        """Cut the buckets into chunks, and tell the counter what to wait for."""
+        self.chunks = plan.cut(self.sender.plan, self.sender.facts, self.sender.costs.chunk)
+        chunk_of = [0] * len(self.parameters)
+        for number, chunk in enumerate(self.chunks):
+            for member in chunk.members:
+                chunk_of[member] = number
+        expected = [1] * len(self.parameters)
+        if self.static_graph:
+            expected = self._expected or [arrivals.ANY_NUMBER] * len(self.parameters)
+        self.counter.plan(expected, chunk_of, len(self.chunks))
 
     @property
     def rank(self) -> int:
-        return self.setup.rank
+        return self.settings.groups[0].rank()
 
     @property
-    def mode(self) -> Mode:
-        return self.setup.mode
+    def looks_for_unused(self) -> bool:
+        return self.settings.find_unused and not self.static_graph
 
-    def _cut(self) -> None:
-        chunks = cut(self.sender.plan, self.sender.facts, self.sender.costs.chunk)
-        self.setup.chunks = chunks
-        self.setup.chunk_of = {member: i for i, chunk in enumerate(chunks) for member in chunk.members}
+    @property
+    def observes_graph(self) -> bool:
+        """Whether this is the first step of a static graph, which counts gradients and sends everything at its end."""
+        return self.static_graph and self._expected is None
 
-    # --- before a forward --------------------------------------------------------------------------
+    @property
+    def exchanges_used(self) -> bool:
+        """Whether the ranks exchange in this step which parameters they used."""
+        return self.looks_for_unused or self.observes_graph
 
-    def within_own_backward(self) -> bool:
-        """Whether activation checkpointing runs the forward again during the backward. It is part of the same step."""
-        seen = self.round
-        running = seen is not None and seen.end_known and not seen.ended
-        return running and engine.current_task() == self.end_task
+    def make_static(self) -> None:
+        self.static_graph = True
+        self._cut()
 
-    def rebuild_buckets(self) -> bool:
-        """Before a forward, check the previous backward and apply its observation.
+    def record_error(self, error: RuntimeError) -> RuntimeError:
+        """Record the error in the logging data, like torch, and return it."""
+        if (log := self.log()) is not None:
+            log.set_error_and_log(str(error))
+        return error
 
-        Return whether buckets were rebuilt.
-        """
-        if self.within_own_backward():
-            return False
-        self.check_finished()
-        self._check_sharers()
-        observed, self._observed = self._observed, None
-        if observed is None:
-            return False
-        rebuild = self.should_rebuild
-        if rebuild:
-            self.rebuild(observed.order)
-        if self.mode is Mode.OBSERVE:
-            self.setup.expected = list(observed.expected)
-            self.own_order = observed.order
-        self._n_observed += 1
-        steady = self._n_observed <= _MAX_OBSERVED and not self.without_hooks
-        self._mode_alone = observed.mode if steady else Mode.COUNT
-        self._watch_as(self._mode_alone if self.sender.alone else Mode.COUNT)
-        return rebuild
+    # --- a forward ---------------------------------------------------------------------------------
 
     def prepare_for_forward(self) -> None:
-        if self.within_own_backward():
-            return
         self.stopwatch.next_iteration()
         self.stopwatch.mark("forward_start")
 
+    def rebuild_buckets(self) -> bool:
+        """Before a forward, check the previous backward, and follow its order once. Return whether it was followed."""
+        self.check_finished()
+        if not self._observed or not self.should_rebuild:
+            return False
+        self.rebuild(self._observed)
+        return True
+
     def check_finished(self) -> None:
-        """Raise if parameters got no gradient in the previous backward.
-
-        If that backward raised, clean up its state instead.
-        """
-        with self.setup.lock:
-            seen, lacking, self._lacking = self.round, self._lacking, None
-            if seen is not None and seen.begun and not seen.end_known:
-                self.round = None  # gradients arrived, but the backward never reached an output
-                raise self.setup.unfinished([i for i, count in enumerate(seen.counts) if not count])
-            if seen is not None and seen.is_unfinished:
-                abandon(self, seen)
-                return
-        if lacking and not self.setup.looks_for_unused:
-            lenient.accept_lacking(self.setup, sorted(lacking))
-
-    # --- before a backward -------------------------------------------------------------------------
+        """Raise if gradients of the previous step have arrived, but it has not ended."""
+        if self.step is None or not self.step.begun:
+            return
+        left = self.counter.left()
+        if all(
+            left
+        ):  # a static graph, of which no gradient arrived as often as in its first step: torch goes on
+            self._stays_local(next((i for i, used in enumerate(self.counter.take_used()) if used), 0))
+            return
+        lacking = [i for i, count in enumerate(left) if count]
+        names = [self.names[i] for i in lacking]
+        if self.static_graph:
+            raise self.record_error(errors.graph_changed(names, lacking, self.rank))
+        raise self.record_error(errors.unfinished(names, lacking, self.rank, self.settings.find_unused))
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        if self.within_own_backward():
-            return
-        unused = self._search(outputs) if self.setup.looks_for_unused else _NONE_UNUSED
-        if self.round is not None and self.setup.looks_for_unused and self.round.searched:
-            unused &= self.round.unused  # two forwards, then one backward of both
-        self._lacking = None
-        self.synchronizes = True
-        self.begin_round(unused).searched = bool(outputs)
+        """After a forward: average the gradients of the next backward."""
+        n = len(self.sender.plan.buckets)
+        self.step = step = Step([0] * n, [None] * n, context=rpc_context.current())
+        for chunk in self.chunks:
+            step.waiting[chunk.bucket] += 1
+        if self.looks_for_unused:
+            step.unused = self.graph.unused(outputs)
+        elif self._expected is not None:
+            step.unused = frozenset(i for i, count in enumerate(self._expected) if not count)
+        step.usage = self._used_at_first
+        self.counter.arm()
         self.stopwatch.mark("backward_start")
 
-    def _search(self, outputs: Sequence[torch.Tensor]) -> frozenset[int]:
-        return self.graph.unused(outputs) if self.setup.trust_graph else _NONE_UNUSED
+    def keep_local(self) -> None:
+        """After a forward under no_sync(): it is meant that the gradients of the next backward stay on this rank."""
+        self.counter.watch(False)
 
-    def begin_round(self, unused: frozenset[int]) -> Round:
-        self.round = new_round(self.setup, unused)
-        self.round.usage = self._used_at_first
-        return self.round
+    # --- its backward: gradients arrive ------------------------------------------------------------
 
-    def forward_without_synchronization(self) -> None:
-        """Keep this forward's gradients local.
-
-        A backward that includes an earlier, synchronized forward is averaged.
-        """
-        self.synchronizes = False
-        if self.round is not None and not self.round.begun and not self.round.end_known:
-            self.round = None
-
-    def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Hook the outputs, to learn when a backward of this forward begins and in which task of the engine."""
-        if self.within_own_backward():
-            return
-        seen = self.round
-        if seen is not None and not seen.searched and self.setup.looks_for_unused:
-            seen.unused = self._search(outputs)  # the outputs are in an object that torch does not search
-        unused, context = seen.unused if seen is not None else _NONE_UNUSED, rpc_context.current()
-        if seen is not None:
-            seen.context = context
-        for output in (each for each in outputs if each.grad_fn is not None):
-            output.register_hook(partial(self._reached, self.hooks, unused, context))
-
-    # --- during a backward -------------------------------------------------------------------------
-
-    def _reached(
-        self, hooks: GradientHooks, unused: frozenset[int], context: int | None, _gradient: torch.Tensor
-    ) -> None:
-        """The backward has reached an output of a forward. Outputs on two devices are reached on two threads."""
-        with self.setup.lock:
-            if self.round is not None and self.round.is_unfinished:
-                self.round.queue.wait_for_launcher()  # other threads may change the round meanwhile
-            if (task := engine.current_task()) == self.end_task:
+    def _begin(self, index: int) -> None:
+        """Handle the arrival of the first gradient of a step."""
+        with self.lock:
+            step = self.step
+            if step is None:
                 return
-            if self.round is not None and self.round.is_unfinished:
-                abandon(self, self.round)  # its backward raised, and another one has begun
-            if lenient.left_local(self):
-                return
-            # After a forward, parameters may have been replaced. Then the numbers of its unused ones are wrong.
-            seen = self.round or self.begin_round(unused if hooks is self.hooks else _NONE_UNUSED)
-            self.end_task = task
-            seen.end_known, seen.ended = True, False
-            if not seen.begun:
-                seen.before, seen.context = self.setup.baseline(), context
-            engine.when_it_ends(self._backward_ended)
+            step.begun = True
+            if rpc_context.is_used():
+                stored = rpc_context.is_stored_in(step.context, self.parameters[index])
+                step.missed_context = stored is None and step.context is None
+                step.in_context = step.deferred = bool(stored)
+            for chunk in self.counter.settle(sorted(step.unused)):
+                self._chunk_complete(chunk)
 
-    def arrived(self, index: int) -> None:
-        """Record that a gradient has been added to `.grad` of a watched parameter."""
-        if not lenient.left_local(self) and (seen := self.round) is not None:
-            seen.gradient_arrived(index)
-        elif not self.setup.in_failed_backward():
-            self.setup.used_between.add(index)
-            without_round(self, index, lenient.past_forward(self))
+    def _surplus(self, index: int) -> None:
+        """Raise for a gradient after the last one that is expected."""
+        if self.static_graph:
+            raise self.record_error(errors.unexpected(self.names[index], self.rank))
+        raise self.record_error(errors.ready_twice(self.names[index], index, self.rank))
 
     def _chunk_complete(self, number: int) -> None:
-        if (seen := self.round) is not None:
-            seen.chunk_complete(number)
+        """Handle the last gradient of a chunk: gather it into its bucket, and launch the buckets that are full."""
+        with self.lock:
+            step, chunk = self.step, self.chunks[number]
+            if step is None:
+                return
+            if not step.deferred:
+                self._gather(step, chunk)
+            step.waiting[chunk.bucket] -= 1
+            self._launch_full(step)
 
-    def _sentinel_arrived(self, number: int) -> None:
-        if not lenient.left_local(self) and (seen := self.round) is not None:
-            seen.sentinel_arrived(number)
-        elif not self.setup.in_failed_backward():
-            last = self.setup.chunks[number].members[-1]
-            without_round(self, last, lenient.past_forward(self))
+    def _gather(self, step: Step, chunk: plan.Chunk) -> None:
+        with torch.no_grad():
+            self.operations.gather(chunk.bucket, chunk.start, chunk.end)
+        streams.note(step.streams, chunk.bucket, self.parameters[chunk.members[0]].device)
 
-    # --- after a backward --------------------------------------------------------------------------
+    def _launch_full(self, step: Step) -> None:
+        """Launch full buckets in the order of the plan."""
+        n = len(step.waiting)
+        while step.launched < n and not step.waiting[step.launched]:
+            bucket, step.launched = step.launched, step.launched + 1
+            if not step.deferred:
+                self._launch(step, bucket)
+            if bucket + 1 == n:
+                if not step.deferred:
+                    self._exchange_used(step)
+                self.when_it_ends(weakly(self._finalize))
 
-    @explaining("the averaging of gradients")
-    def _backward_ended(self) -> None:
-        seen, setup = self.round, self.setup
-        self.end_task, task = -1, self.end_task
-        if seen is None:
+    def _launch(self, step: Step, bucket: int) -> None:
+        members = self.sender.plan.buckets[bucket].members
+        self.stopwatch.mark_first("comm_start")
+        skips = self.settings.skip_unused and not self.sender.hooked
+        if skips and self.looks_for_unused and step.unused.issuperset(members):
             return
-        seen.ended = True
-        if not seen.begun and not seen.anything_arrived():
-            seen.end_known = seen.ended = False  # autograd.grad computed gradients of other tensors
+        step.reduced += 1
+        streams.follow(step.streams.get(bucket, ()), self.parameters[members[0]].device)
+        with torch.no_grad():
+            step.works[bucket] = self.operations.launch(bucket)
+
+    def _exchange_used(self, step: Step) -> None:
+        if self.exchanges_used:
+            used = self.counter.take_used()
+            here = [int(bool(u) and p.grad is not None) for u, p in zip(used, self.parameters, strict=True)]
+            step.usage = Usage(here, self.sender.group, self.sender.device)
+
+    def delay_all_reduce(self) -> None:
+        """Average everything at the end of the first backward of a static graph. torch's module calls it there."""
+        step = self.step
+        if step is None:
+            raise self.record_error(errors.static_graph_began_locally(self.rank))
+        if not step.begun:  # autograd.grad
             return
+        step.begun = step.deferred = True
+        counts = [arrivals.ANY_NUMBER - left for left in self.counter.left()]
+        self._finalize()
+        self._expected, self._used_at_first = counts, step.usage
+        self._cut()
+
+    def match_first_step(self) -> None:
+        """Follow the first step of a static graph on a rank without input."""
+        if self.observes_graph:
+            self._expected = [1] * len(self.parameters)
+            self._cut()
+
+    def _send_all(self, step: Step) -> None:
+        """Gather and launch all buckets at once."""
+        for chunk in self.chunks:
+            self._gather(step, chunk)
+        for bucket in range(len(step.works)):
+            self._launch(step, bucket)
+        self._exchange_used(step)
+
+    # --- the backward ends -------------------------------------------------------------------------
+
+    def _finalize(self) -> None:
+        """Wait for every bucket and store the averages in `.grad`."""
+        step = self.step
+        if step is None:
+            return
+        self.step, step.order = None, self.counter.disarm()
         self.stopwatch.mark("compute_end")
-        missed = rpc_context.missed_context(seen, self.parameters)
+        without: list[int] = []
         try:
-            with rpc_context.in_place_of_grad(seen, self.parameters) as without:
-                lacking = seen.missing()
-                seen.complete()
-                late = self.sender.late if self.mode is Mode.SENTINEL else None
-                self.average(seen)
+            if step.in_context and step.context is not None:
+                with rpc_context.in_place_of_grad(step.context, self.parameters) as without:
+                    self._store_averages(step)
+            else:
+                self._store_averages(step)
         finally:
-            self.graph_is_static &= not seen.changed_order(self.previous)
-            self.round, self.previous = None, seen
-            seen.release()
-            self.sender.step_ended()
-            self.stopwatch.step_ended()
-        self.round_over()
-        if missed:
-            raise setup.record_error(errors.forward_outside_context(self.rank))
-        if without:
-            raise setup.record_error(errors.context_without_gradient(setup.names_of(without), self.rank))
-        if late is not None:
-            raise setup.unexpected(late)
-        self._observe(seen, task, lacking)
-
-    def average(self, seen: Round) -> None:
-        seen.average()
-        if self.setup.static_graph and self.mode is Mode.OBSERVE:
-            self._used_at_first = seen.usage
-
-    def round_over(self) -> None:
+            self._step_ended(step)
         for listener in tuple(self.at_round_over):
             listener()
+        if step.missed_context:
+            raise self.record_error(errors.forward_outside_context(self.rank))
+        if names := [self.names[i] for i in without]:
+            raise self.record_error(errors.context_without_gradient(names, self.rank))
 
-    def _observe(self, seen: Round, task: int, lacking: Sequence[int]) -> None:
-        self._lacking = set(lacking) if self._lacking is None else self._lacking & set(lacking)
-        if self.mode is Mode.OBSERVE or seen.disordered:
-            self._observed = observe(seen, task, dynamic=self.setup.looks_for_unused, lacking=lacking)
+    def _store_averages(self, step: Step) -> None:
+        if step.deferred:
+            self._send_all(step)
+        for bucket, work in enumerate(step.works):
+            sent = work is not None and not step.missed_context
+            used = UsedMembers(self.sender.plan.buckets[bucket].members, step.usage, sent=sent)
+            self.operations.finish(bucket, work, used)
+        if step.usage is not None:
+            step.usage.wait()
 
-    def take_part_in_rebuild(self) -> None:
-        """Let a rank that has not observed a backward take part in the rebuild. On rank 0 any order is acceptable."""
-        if self.should_rebuild and self._observed is None:
-            self._observed = unobserved(len(self.parameters))
+    def _step_ended(self, step: Step) -> None:
+        if self.previous is not None:
+            self.graph_is_static &= step.unused == self.previous.unused
+        self.previous, step.works = step, []
+        self.sender.step_ended()
+        self.stopwatch.step_ended()
+        self.counter.watch(not self._said_local)
+        if self.should_rebuild:
+            self._observed = (*step.order, *sorted({*range(len(self.parameters))} - {*step.order}))
 
-    # --- which buckets, and which hooks ------------------------------------------------------------
+    # --- a backward that is not averaged -------------------------------------------------------------
+
+    def _stays_local(self, index: int) -> None:
+        """Say once, or raise if it is strict, that gradients stay on this rank although no `no_sync()` asked for it."""
+        others = [p for each in tuple(_living) if each is not self for p in each.parameters]
+        if not self.wanted() or any(p is self.parameters[index] for p in others):
+            return
+        error = errors.stays_local(self.names[index], self.rank)
+        if self.settings.strict:
+            raise self.record_error(error)
+        self._said_local = True
+        self.counter.watch(False)
+        _log.warning("%s", error)
+
+    # --- which buckets -----------------------------------------------------------------------------
 
     @property
     def should_rebuild(self) -> bool:
-        return not self.rebuilt and not self.setup.looks_for_unused
+        return not self.rebuilt and not self.looks_for_unused
+
+    def take_part_in_rebuild(self) -> None:
+        """Let a rank that has not observed a backward take part in the rebuild. On rank 0 any order is acceptable."""
+        if self.should_rebuild and not self._observed:
+            self._observed = tuple(reversed(range(len(self.parameters))))
 
     def rebuild(self, order: Sequence[int]) -> None:
+        """Follow the order of arrival on rank 0."""
         self.agreed_order = agreement.order_of_rank_0(self.sender.group, self.sender.device, order)
         self._follow(self.sender.make_plan(self.agreed_order))
-        self.rebuilt = True
-        self.round = None
+        self.rebuilt, self._observed, self.step = True, (), None
 
     def _follow(self, chosen: plan.BucketPlan) -> None:
         agreement.same_plan(self.sender.group, self.sender.device, plan.plan_fingerprint(chosen))
@@ -335,19 +384,11 @@ class Reducer:
         """Change the bucket sizes and keep the order. All ranks call it between two steps."""
         self._follow(self.sender.make_plan(self.agreed_order, limit))
         self.limit = limit
-        self._watch_as(self.mode)
-
-    def settle(self, order: Sequence[int]) -> None:
-        """Fix the buckets to this order, because the caller's memory layout depends on them."""
-        self.rebuild(order)
-        self._watch_as(Mode.OBSERVE)
 
     def start_over(self) -> None:
         """Reset the state after the sender has returned to its first plan."""
-        self._cut()
-        self.round, self._observed, self._lacking = None, None, None
-        self.rebuilt, self.limit = False, self.settings.limit
-        self._watch_as(Mode.OBSERVE)
+        self.limit = self.settings.limit
+        self.forget()
         if self.tuner is not None:
             self.tuner.stop("starts again, because the reducer was reset")
         if self.settings.tuned:
@@ -357,41 +398,3 @@ class Reducer:
         """Start tuning the bucket size, instead of using the configured one."""
         if extensions.start_tuner is not None:
             self.tuner = extensions.start_tuner(self)
-
-    def remove_hooks(self) -> None:
-        """Remove the hooks. With mixed precision, torch's module calls `arrived` directly."""
-        self._cut()
-        self.without_hooks = True
-        self.hooks.remove()
-
-    def watch_every_parameter(self) -> None:
-        """Keep a hook on every parameter from now on."""
-        self._mode_alone, self._n_observed = Mode.COUNT, _MAX_OBSERVED
-        self._watch_as(Mode.COUNT)
-
-    def _watch_as(self, mode: Mode) -> None:
-        self.setup.mode = mode
-        if mode is Mode.SENTINEL:
-            chosen = sentinels(self.setup.chunks, self.own_order)
-            self.hooks.watch_sentinels(chosen, self._sentinel_arrived)
-        elif not self.without_hooks:
-            self.hooks.watch_all()
-
-    # --- other reducers of the same parameters -----------------------------------------------------
-
-    def shares_parameters_with(self, other: Guarded) -> None:
-        """Handle another reducer of the same parameters. Each reducer gathers only gradients from autograd."""
-        self._sharing = [*self._sharing, weakref.ref(other)]
-        self.sender.set_shared(True)
-        if self.mode is Mode.SENTINEL:  # this mode detects late gradients by their versions
-            self._mode_alone = Mode.SENTINEL
-            self._watch_as(Mode.COUNT)
-
-    def _check_sharers(self) -> None:
-        """After the other reducers were deleted, switch back to the faster mode. Call it between two backwards."""
-        if not self._sharing or any(other() is not None for other in self._sharing):
-            return
-        self._sharing = ()
-        self.sender.set_shared(False)
-        if self.mode is Mode.COUNT:
-            self._watch_as(self._mode_alone)

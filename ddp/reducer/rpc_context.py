@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.autograd import get_gradients, is_available
 
-from ddp.reducer.baseline import baseline
 from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from ddp.reducer.round import Round
 
 _rpc_is_used: Callable[[], bool] = torch_api.get(torch_names.RPC_IS_USED) if is_available() else bool
 
@@ -50,46 +47,28 @@ def _gradients(context: int) -> dict[torch.Tensor, torch.Tensor]:
         return {}
 
 
-def writes_to_context(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[int]) -> bool:
-    """Whether this backward stores gradients in the context:
+def is_stored_in(context: int | None, parameter: torch.Tensor) -> bool | None:
+    """Whether the context has the gradient that was computed for this parameter, and not its `.grad`.
 
-    a parameter of `arrived` has one there, and `.grad` is unchanged.
+    None: neither has it, so it is in a context in which the forward did not run.
     """
-    if seen.context is None or seen.before is None:
-        return False
-    if any(seen.before.arrived(i, parameters[i].grad) for i in arrived):
-        return False
-    held = _gradients(seen.context)
-    return any(parameters[i] in held for i in arrived)
-
-
-def missed_context(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether gradients were computed but not stored in `.grad`:
-
-    they are in a context in which the forward did not run.
-    """
-    before = seen.before
-    if before is None or seen.in_context or seen.early or not _rpc_is_used():
-        return False
-    return seen.begun and not any(before.arrived(i, p.grad) for i, p in enumerate(parameters))
+    if context is not None and parameter in _gradients(context):
+        return True
+    return None if parameter.grad is None else False
 
 
 @contextmanager
-def in_place_of_grad(seen: Round, parameters: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+def in_place_of_grad(context: int, parameters: Sequence[torch.Tensor]) -> Iterator[list[int]]:
     """Move the context's gradients to `.grad` inside the block.
 
     Yields the parameters with a gradient on other ranks only.
     """
     without: list[int] = []
-    if not seen.in_context or seen.context is None:
-        yield without
-        return
-    held = _gradients(seen.context)
+    held = _gradients(context)
     own = [parameter.grad for parameter in parameters]
     gradients = [held.get(parameter) for parameter in parameters]
     try:
         _place(parameters, gradients)
-        seen.before = baseline(parameters, exact=True)
         yield without
         averages = [parameter.grad for parameter in parameters]
     finally:

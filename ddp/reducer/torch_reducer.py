@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ddp.reducer.bucket_sender import Settings
     from ddp.reducer.grad_bucket import GradBucket
     from ddp.reducer.logging_data import Log
-    from ddp.reducer.round import Round
 
 
 class TorchReducer:
@@ -38,13 +37,10 @@ class TorchReducer:
         settings: Settings,
     ) -> None:
         self.core = Reducer(parameters, names, sparse, settings)
-        self.after_forward = False  # the module calls `prepare_for_backward`; otherwise a pipeline does
-        self._announced: Round | None = None
 
     # --- a step ------------------------------------------------------------------------------------
 
     def _rebuild_buckets(self) -> bool:
-        self._check_announced()
         return self.core.rebuild_buckets()
 
     def prepare_for_forward(self) -> None:
@@ -52,18 +48,9 @@ class TorchReducer:
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         self.core.prepare_for_backward(outputs)
-        if not self.after_forward:
-            self._announced = self.core.round
 
-    def _check_announced(self) -> None:
-        """Raise if a pipeline has announced a backward, and no gradient of it arrived.
-
-        Zero-bubble schedules compute gradients of weights apart, and store them themselves: no hook runs.
-        """
-        seen, self._announced = self._announced, None
-        if seen is not None and seen is self.core.round and not seen.begun:
-            self.core.round = None
-            raise self.core.setup.record_error(errors.announced_in_vain(self.core.rank))
+    def _delay_all_reduce(self) -> None:
+        self.core.delay_all_reduce()
 
     # --- hooks -------------------------------------------------------------------------------------
 
@@ -104,12 +91,13 @@ class TorchReducer:
     # --- mixed precision, optimizers in the backward -----------------------------------------------
 
     def _autograd_hook(self, index: int) -> None:
-        self.core.arrived(index)
+        self.core.hooks.report(index)
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype | None) -> None:
         """Accept gradients through `_autograd_hook`. Mixed precision replaces the parameters' data during a step."""
         self.core.sender.use_dtype(dtype)
-        self.core.remove_hooks()
+        self.core.hooks.remove()
+        self.core.start_over()
 
     def _set_optimizer_in_backward(self) -> None:
         self.core.sender.skip_write_back()
@@ -119,8 +107,8 @@ class TorchReducer:
     def _set_static_graph(self) -> None:
         if self.core.stopwatch.iteration:
             late = "set_static_graph() should be called before training loop starts and after "
-            raise self.core.setup.record_error(RuntimeError(f"{late}DistributedDataParallel is constructed."))
-        self.core.setup.static_graph = True
+            raise self.core.record_error(RuntimeError(f"{late}DistributedDataParallel is constructed."))
+        self.core.make_static()
 
     def _remove_autograd_hooks(self) -> None:
         self.core.hooks.remove()
@@ -157,13 +145,13 @@ class TorchReducer:
         self.core.stopwatch.sample_rate = rate
 
     def set_logger(self, log: Log) -> None:
-        self.core.setup.log = weakref.ref(log)
+        self.core.log = weakref.ref(log)
 
     def _ddp_graph_static(self) -> bool:
         return self.core.graph_is_static
 
     def get_backward_stats(self) -> list[int]:
-        """Return zeros. The reducer does not record times per parameter, because most parameters do not have a hook."""
+        """Return zeros: the hooks count in C, without a clock."""
         return [0] * len(self.core.parameters)
 
     def refresh(self, log: Log) -> None:
@@ -171,7 +159,7 @@ class TorchReducer:
         core = self.core
         if core.stopwatch.iteration and core.stopwatch.sampling:
             self.write_log(log)
-            if core.setup.looks_for_unused:
+            if core.looks_for_unused:
                 log.update({}, {"can_set_static_graph": int(core.graph_is_static)})
 
     def write_log(self, log: Log) -> None:
@@ -182,7 +170,7 @@ class TorchReducer:
         listed = ", ".join(map(str, sizes))
         members = ", ".join(" ".join(map(str, bucket.members)) for bucket in chosen.buckets)
         before = core.previous
-        order = ", ".join(map(str, (before.order if before and before.order else core.own_order)))
+        order = ", ".join(map(str, before.order if before else ()))
         log.update(
             {
                 "backend_name": core.sender.backend_name,

@@ -107,7 +107,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         """Fix the buckets of the model in this order, and cut each of them into shards."""
         reducer = self._model.reducer.core
         averages = reducer.sender.set_shard_receiver(self._take)
-        reducer.settle(order)
+        reducer.rebuild(order)
         self._plan = reducer.sender.plan
         self.buckets = [
             ShardedBucket([reducer.parameters[i] for i in bucket.members], self._group, averages)

@@ -120,16 +120,6 @@ def is_autograd_compiled() -> bool:
     return module is not None and bool(getattr(module, name.name, True))
 
 
-def storage_uses(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors use this memory."""
-    return int(_storage_uses()(storage._cdata))
-
-
-@functools.cache
-def _storage_uses() -> Any:
-    return get(torch_names.STORAGE_USES)
-
-
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     _copy_all()(targets, sources)
 

@@ -100,9 +100,7 @@ SET_GROUP_NAME = Name(_GROUP, "_set_group_name", Use.PATCHED, f"{_GUARD} for gro
 
 # --- what is called ----------------------------------------------------------------------------------
 
-GRAPH_TASK = Name("torch._C", "_current_graph_task_id", Use.CALLED, _REDUCER)
 ENGINE = Name("torch.autograd:Variable", "_execution_engine", Use.CALLED, _REDUCER)
-STORAGE_USES = Name("torch._C", "_storage_Use_Count", Use.CALLED, _REDUCER)
 SYNC_STATES = Name(
     "torch.distributed.utils",
     "_sync_module_states",
@@ -251,12 +249,12 @@ ON_OBJECTS: dict[str, str] = {
     "_context_id": "the number of a context of torch.distributed.autograd",
     IGNORED: "torch.nn.Module: the names that _set_params_and_buffers_to_ignore_for_model has set",
     "_join_config": "torch.distributed.algorithms.join.Joinable: whether join() is active",
-    "_static_graph_delay_allreduce_enqueued": "DistributedDataParallel: set, so that torch adds no node of its own",
+    "_static_graph_delay_allreduce_enqueued": "DistributedDataParallel: reset in a copy, whose reducer saw no step",
 }
 
 NAMES: tuple[Name, ...] = (
     *(PRE_FORWARD, INSIDE_FORWARD, POST_FORWARD, RUN_BACKWARD, NEXT_BATCH, PROFILE_STEP, NEW_GROUP),
-    *(SET_GROUP_NAME, GRAPH_TASK, ENGINE, STORAGE_USES, SYNC_STATES, FIRST_BUCKET, FUTURE, FOREACH_COPY),
+    *(SET_GROUP_NAME, ENGINE, SYNC_STATES, FIRST_BUCKET, FUTURE, FOREACH_COPY),
     *(FOREACH_DIVIDE, FOREACH_NORM, SKIPPED_BY_DYNAMO, DISABLE_DYNAMO, RPC_IS_USED, RPC_CONTEXT),
     *(
         VERIFY_MODEL,

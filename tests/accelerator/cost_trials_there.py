@@ -53,11 +53,11 @@ def the_backend_averages(rank: int) -> tuple[int, int]:
     return len(dividing.reducer.core.sender.buckets), with_division - without
 
 
-def one_hook_per_bucket(rank: int) -> tuple[int, int, str]:
+def one_chunk_per_bucket(rank: int) -> tuple[int, int]:
     wrapped = DistributedDataParallel(layers().to("emu"), broadcast_buffers=False)
     reduced(wrapped, rank)
     core = wrapped.reducer.core
-    return len(core.hooks._handles), len(core.sender.buckets), core.mode.name
+    return len(core.chunks), len(core.sender.buckets)
 
 
 def a_launch_follows_the_copies(_rank: int) -> None:

@@ -16,9 +16,9 @@ def test_a_backend_that_averages_saves_one_kernel_per_bucket(two_ranks: Ranks) -
         assert saved == buckets
 
 
-def test_a_bucket_has_one_hook(two_ranks: Ranks) -> None:
-    for hooks, buckets, mode in two_ranks(f"{TRIALS}.one_hook_per_bucket"):
-        assert (hooks, mode) == (buckets, "SENTINEL")
+def test_a_bucket_is_one_chunk(two_ranks: Ranks) -> None:
+    for chunks, buckets in two_ranks(f"{TRIALS}.one_chunk_per_bucket"):
+        assert chunks == buckets
 
 
 def test_a_launch_follows_copies_on_another_stream(two_ranks: Ranks) -> None:

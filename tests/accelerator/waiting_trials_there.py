@@ -141,15 +141,11 @@ def captured(rank: int) -> tuple[dict[str, int], int]:
         loss_of(model, x).backward()
     after = emu.counters()
     check.end()
-    storages = {p.grad.untyped_storage() for p in model.parameters()}
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    del storages
-    taken = []
-    for step in range(3):  # the gradients of each step stay in use, so each one needs other memory
-        taken.append([parameter.grad for parameter in model.parameters()])
-        model.zero_grad()
-        loss_of(model, batch(rank, step)).backward()
-    del taken
+    core = model.reducer.core
+    sizes = {bucket.flat.data_ptr(): bucket.flat.untyped_storage().nbytes() for bucket in core.sender.buckets}
+    core.resize(core.limit)  # later steps use other buckets
+    model.zero_grad()
+    loss_of(model, batch(rank, 3)).backward()
     fresh = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in sizes.values() for _ in range(4)]
     reused = {tensor.data_ptr() for tensor in fresh} & set(sizes)
     return {name: after[name] - before[name] for name in after}, len(reused)

@@ -4,9 +4,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from ddp.reducer.chunks import cut
 from ddp.reducer.cost_model import Capabilities, CostModel, choose
-from ddp.reducer.plan import Bucket, BucketPlan, Kind, ParameterInfo
+from ddp.reducer.plan import Bucket, BucketPlan, Kind, ParameterInfo, cut
 
 NOTHING = Capabilities()
 KIB = 1024

@@ -9,16 +9,13 @@ import torch
 import torch.distributed as dist
 
 from ddp.reducer.bucket_sender import Settings
-from ddp.reducer.chunks import Mode
 from ddp.reducer.plan import limits
-from ddp.reducer.reducer import Reducer
+from ddp.reducer.reducer import Reducer, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.distributed_c10d import AllreduceOptions
-
-    from ddp.reducer.round import Round
 
 
 class DoneWork:
@@ -79,23 +76,24 @@ def reducer_of(
     settings = Settings((cast("Any", group),), limit, **given)
     names = [f"p{i}" for i in range(len(parameters))]
     reducer = Reducer(parameters, names, [False] * len(parameters), settings)
-    reducer._follow = lambda chosen: (reducer.sender.adopt(chosen), reducer._cut())  # type: ignore[assignment,method-assign,func-returns-value]
-    reducer._follow(reducer.sender.make_plan(range(len(parameters))))
-    reducer.setup.mode = Mode.COUNT
+    reducer.sender.adopt(reducer.sender.make_plan(range(len(parameters))))
+    reducer._cut()
+    reducer.rebuilt = True
+    reducer.when_it_ends = lambda callback: None  # type: ignore[method-assign]
     return reducer
 
 
-def begin_backward(reducer: Reducer) -> Round:
-    """A round whose end is reported by the test."""
+def begin_backward(reducer: Reducer) -> Step:
+    """A step whose end is reported by the test."""
     for parameter in reducer.parameters:
         parameter.grad = None
-    started = reducer.begin_round(frozenset())
-    started.end_known = True
-    return started
+    reducer.prepare_for_backward([])
+    assert reducer.step is not None
+    return reducer.step
 
 
 def give_gradient(reducer: Reducer, index: int, value: float) -> None:
     """What autograd does: add to `.grad`, then call the hook on the same thread."""
     with torch.no_grad():
         reducer.parameters[index].grad = torch.full_like(reducer.parameters[index], value)
-    reducer.setup.arrivals.hook(index)()
+    reducer.hooks.report(index)

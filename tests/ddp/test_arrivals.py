@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ddp.reducer import arrivals
 from ddp.reducer.arrivals import PythonArrivals
+from ddp.reducer.reducer import Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +27,13 @@ numbers = st.integers(0, N - 1)
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("hook"), numbers),
-        st.tuples(st.just("task"), st.sampled_from([1, 2])),
-        st.tuples(st.just("take"), st.none()),
+        st.tuples(st.just("settle"), st.sets(numbers)),
+        st.tuples(st.sampled_from(["arm", "disarm", "take_used", "left"]), st.none()),
+        st.tuples(st.just("watch"), st.booleans()),
         st.tuples(
-            st.just("arm"),
+            st.just("plan"),
             st.tuples(
-                st.lists(st.integers(0, 1), min_size=N, max_size=N),
+                st.lists(st.integers(0, 2), min_size=N, max_size=N),
                 st.lists(st.integers(0, N_CHUNKS - 1), min_size=N, max_size=N),
             ),
         ),
@@ -41,25 +44,32 @@ actions = st.lists(
 
 def transcript(kind: Callable[..., Any], script: list[tuple[str, Any]]) -> list[object]:
     """What a counter calls and returns."""
-    task, lines = [1], list[object]()
+    lines = list[object]()
     counter = kind(
-        lambda: task[0], lambda i: lines.append(("arrived", i)), lambda c: lines.append(("chunk", c))
+        *(
+            lambda i, name=name: lines.append((name, i))  # type: ignore[misc]
+            for name in ("begin", "complete", "surplus", "local")
+        )
     )
     hooks = [counter.hook(i) for i in range(N)]
+    settled: set[int] = set()
+    planned = False
     for what, argument in script:
         if what == "hook":
             assert hooks[argument]((), (None,)) is None
-        elif what == "task":
-            task[0] = argument
-        elif what == "take":
-            lines.append(counter.take())
+        elif what == "plan":
+            counter.plan(*argument, N_CHUNKS)
+            planned, settled = True, set()
+        elif what == "settle":
+            if planned:  # the reducer settles a parameter once
+                lines.append(counter.settle(sorted(argument - settled)))
+                settled |= argument
+        elif what == "watch":
+            counter.watch(argument)
         else:
-            states, chunk_of = argument
-            waiting = [
-                sum(1 for i in range(N) if chunk_of[i] == c and not states[i]) for c in range(N_CHUNKS)
-            ]
-            counter.arm(1, states, chunk_of, waiting)
-    return [*lines, counter.take()]
+            lines.append(getattr(counter, what)())
+            settled = set() if what == "arm" else settled
+    return [*lines, counter.disarm(), counter.left(), counter.take_used()]
 
 
 @given(actions)
@@ -68,15 +78,17 @@ def test_both_counters_do_the_same(script: list[tuple[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chunk_is_complete_once_and_unusual_gradients_go_to_the_reducer(kind: Callable[..., Any]) -> None:
+def test_a_chunk_is_complete_once_and_a_surplus_gradient_goes_to_the_reducer(
+    kind: Callable[..., Any],
+) -> None:
     script = [
-        *[("hook", 0), ("arm", ([1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 2]))],  # not armed: 0 goes to the reducer
-        *[("hook", 2), ("hook", 1), ("hook", 1), ("hook", 5)],
-        *[("task", 2), ("hook", 3), ("task", 1), ("hook", 0)],
+        *[("hook", 0), ("plan", ([1, 1, 1, 2, 1, 1], [0, 0, 0, 1, 1, 2])), ("watch", True), ("hook", 0)],
+        *[("watch", False), ("hook", 0), ("arm", None), ("hook", 2), ("settle", {0})],
+        *[("hook", 1), ("hook", 1), ("hook", 5), ("hook", 3), ("hook", 4), ("hook", 3), ("hook", 0)],
     ]
     assert transcript(kind, script) == [
-        *[("arrived", 0), ("chunk", 0), ("arrived", 1), ("chunk", 2), ("arrived", 3), ("arrived", 0)],
-        ([2, 1, 5], [0, 2, 0]),
+        *[("local", 0), None, ("begin", 2), [], ("complete", 0), ("surplus", 1), ("complete", 2)],
+        *[("complete", 1), ("surplus", 0), [2, 1, 5, 4, 3], [0] * 6, [1] * 6],
     ]
 
 
@@ -85,20 +97,22 @@ def test_errors_of_the_reducer_reach_autograd(kind: Callable[..., Any]) -> None:
     def fail(_number: int) -> None:
         raise KeyError("a hook failed")
 
-    counter = kind(lambda: 1, fail, fail)
-    with pytest.raises(KeyError, match="a hook failed"):
-        counter.hook(0)()
-    counter.arm(1, [0], [0], [1])
-    with pytest.raises(KeyError, match="a hook failed"):
-        counter.hook(0)()
+    for calls in ((fail, print, print, print), (print, fail, print, print)):
+        counter = kind(*calls)
+        counter.plan([1], [0], 1)
+        counter.arm()
+        with pytest.raises(KeyError, match="a hook failed"):
+            counter.hook(0)()
 
 
 def test_the_compiled_counter_refuses_numbers_that_do_not_fit() -> None:
-    counter = compiled.Arrivals(lambda: 1, print, print)
-    for given_numbers in (([0], [1], [1]), ([2], [0], [1]), ([0], [0], [5]), ([0, 0], [0], [1])):
+    counter = compiled.Arrivals(print, print, print, print)
+    for given_numbers in (([1], [1], 1), ([-1], [0], 1), ([1, 1], [0], 1), ([1], [0], -1)):
         with pytest.raises(ValueError, match="internal error"):
-            counter.arm(1, *given_numbers)
-    assert counter.take() is None
+            counter.plan(*given_numbers)
+    with pytest.raises(ValueError, match="internal error"):
+        counter.settle([0])
+    assert (counter.disarm(), counter.left(), counter.take_used()) == ([], [], [])
     with pytest.raises(ValueError, match="negative"):
         counter.hook(-1)
 
@@ -109,7 +123,7 @@ def test_a_counter_keeps_its_reducer_neither_alive_nor_in_a_cycle(
 ) -> None:
     monkeypatch.setattr(arrivals, "new", kind)
     reducer = reducer_of(parameters_of([1, 1]), FakeGroup(), bucket_bytes=4)
-    hook, gone = reducer.setup.arrivals.hook(0), weakref.ref(reducer)
+    hook, gone = reducer.counter.hook(0), weakref.ref(reducer)
     del reducer
     gc.collect()
     assert gone() is None
@@ -121,28 +135,28 @@ def test_the_reducer_is_called_once_per_chunk(
     kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "new", kind)
-    group = FakeGroup()
-    reducer = reducer_of(parameters_of([1] * 12), group, bucket_bytes=16, strict=True)
     calls: list[int] = []
-    arrived = type(reducer).arrived
-    monkeypatch.setattr(type(reducer), "arrived", lambda self, i: (calls.append(i), arrived(self, i)))
-    reducer.setup.arrivals = kind(
-        lambda: -1, lambda i: type(reducer).arrived(reducer, i), reducer._chunk_complete
-    )
-    seen = begin_backward(reducer)
+    complete = Reducer._chunk_complete
+    monkeypatch.setattr(Reducer, "_chunk_complete", lambda self, i: (calls.append(i), complete(self, i))[1])
+    group = FakeGroup()
+    reducer = reducer_of(parameters_of([1] * 12), group, bucket_bytes=16)
+    reducer.sender._collectives.costs = replace(reducer.sender.costs, chunk=2**40)
+    reducer._cut()
+    begin_backward(reducer)
     for i in range(11):
         give_gradient(reducer, i, 1.0 + i)
-    assert (calls, len(group.launched)) == ([0], 2)
-    reducer._backward_ended()  # the last parameter has no gradient
-    assert seen.counts == [1] * 11 + [0]
-    assert seen.order == list(range(11))
-    assert len(group.launched) == 3
+    assert (calls, len(group.launched)) == ([0, 1], 2)
     with pytest.raises(RuntimeError, match="p11"):
         reducer.check_finished()
+    give_gradient(reducer, 11, 1.0)
+    assert len(group.launched) == 3
+    reducer._finalize()
+    assert reducer.previous is not None
+    assert reducer.previous.order == list(range(12))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_gradient_of_a_parameter_is_refused_also_if_hooks_count(
+def test_a_second_gradient_of_a_parameter_is_refused(
     kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "new", kind)

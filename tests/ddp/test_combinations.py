@@ -11,7 +11,7 @@ TRIALS = "combination_trials.all_of"
 
 
 def test_tensor_parallelism_pipelines_and_parts_of_a_sequence(four_ranks: Ranks) -> None:
-    four_ranks(TRIALS, "tensor_parallel", "pipelined", "pipelined_without_bubbles", "context_parallel")
+    four_ranks(TRIALS, "tensor_parallel", "pipelined", "context_parallel")
 
 
 def test_layers_that_fsdp_shards(four_ranks: Ranks) -> None:

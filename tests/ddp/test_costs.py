@@ -42,7 +42,7 @@ def step(reducer: Reducer) -> list[list[float]]:
     begin_backward(reducer)
     for i in range(len(reducer.parameters)):
         give_gradient(reducer, i, 0.1 * (i + 1))
-    reducer._backward_ended()
+    reducer._finalize()
     return [parameter.grad.tolist() for parameter in reducer.parameters]  # type: ignore[union-attr]
 
 
@@ -124,8 +124,8 @@ def test_groups_with_different_backends_have_no_common_name() -> None:
     assert BucketCollectives(same, torch.device("cpu")).divides
 
 
-def test_one_chunk_per_bucket_needs_one_hook_per_bucket() -> None:
+def test_one_chunk_per_bucket_needs_one_copy_per_bucket() -> None:
     reducer = reducer_of(parameters_of([1] * 6), FakeGroup(), bucket_bytes=12)
     reducer.sender._collectives.costs = replace(reducer.sender.costs, chunk=2**40)
     reducer._cut()
-    assert [chunk.members for chunk in reducer.setup.chunks] == [(0, 1, 2), (3, 4, 5)]
+    assert [chunk.members for chunk in reducer.chunks] == [(0, 1, 2), (3, 4, 5)]

@@ -44,7 +44,7 @@ def traced(rank: int, folder: str, backend: str) -> tuple[int, float, str]:
     steps(wrapped, rank, 2)
     close(gradients(wrapped), expected(wrapped.module, 2, 1))
     sender = wrapped.reducer.core.sender
-    assert wrapped.reducer.core.setup.operations is sender
+    assert wrapped.reducer.core.operations is sender
     for step in timeline.steps:
         assert step.forward_start < step.backward_start < step.compute_end <= step.end
         assert len(step.buckets) == len(sender.plan.buckets) > 1
@@ -86,7 +86,7 @@ def traced_by_one(rank: int) -> int:
     else:
         steps(wrapped, rank, 2)
     steps(wrapped, rank, _ENOUGH_STEPS)
-    assert wrapped.reducer.core.setup.operations is wrapped.reducer.core.sender
+    assert wrapped.reducer.core.operations is wrapped.reducer.core.sender
     return len(wrapped.reducer.core.sender.plan.buckets)
 
 

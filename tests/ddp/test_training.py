@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp import DistributedDataParallel
-from ddp.reducer.chunks import Mode
 from ddp.reducer.plan import Kind
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def close(ours: Gradients, wanted: Gradients) -> None:
         torch.testing.assert_close(a, b)
 
 
-def train(rank: int, world: int, given: dict[str, Any], set_to_none: bool) -> tuple[Gradients, str]:
+def train(rank: int, world: int, given: dict[str, Any], set_to_none: bool) -> Gradients:
     wrapped = DistributedDataParallel(mlp(), **given)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
     for step in range(5):
@@ -62,29 +61,26 @@ def train(rank: int, world: int, given: dict[str, Any], set_to_none: bool) -> tu
         loss_of(wrapped, batch(rank, step)).backward()
         close(gradients(wrapped), wanted)
         optimizer.step()
-    return [p.detach().clone() for p in wrapped.parameters()], wrapped.reducer.core.mode.name
+    return [p.detach().clone() for p in wrapped.parameters()]
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize(
-    ("given", "mode"),
+    "given",
     [
-        ({}, Mode.SENTINEL),
-        ({"bucket_cap_mb": 0.005}, Mode.SENTINEL),
-        ({"static_graph": True}, Mode.SENTINEL),
-        ({"find_unused_parameters": True}, Mode.COUNT),
-        ({"gradient_as_bucket_view": True}, Mode.SENTINEL),
+        {},
+        {"bucket_cap_mb": 0.005},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
     ],
 )
 def test_gradients_are_those_of_the_whole_batch(
-    three_ranks: Ranks, given: dict[str, Any], mode: Mode, set_to_none: bool
+    three_ranks: Ranks, given: dict[str, Any], set_to_none: bool
 ) -> None:
     results = three_ranks(train, 3, given, set_to_none)
-    for parameters, _ in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(parameters, results[0][0], strict=True))
-    # Views that are added to in place cannot be told apart by their versions.
-    told_apart = set_to_none or "gradient_as_bucket_view" not in given
-    assert {name for _, name in results} == {mode.name if told_apart else Mode.COUNT.name}
+    for parameters in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(parameters, results[0], strict=True))
 
 
 def large(rank: int) -> None:
@@ -112,18 +108,16 @@ def backwards(rank: int) -> None:
         wrapped.zero_grad()
         first, second = loss_of(wrapped, batch(rank, step)), loss_of(wrapped, batch(rank, step + 50))
         first.backward()
+        averaged = expected(wrapped.module, 2, step)
+        close(gradients(wrapped), averaged)
         second.backward()
-        wanted = [expected(wrapped.module, 2, step), expected(wrapped.module, 2, step + 50)]
-        close(gradients(wrapped), [a + b for a, b in zip(*wanted, strict=True)])
-
-        wrapped.zero_grad()
-        loss = loss_of(wrapped, batch(rank, step))
-        loss.backward(retain_graph=True)
-        loss.backward()
-        close(gradients(wrapped), [2 * a for a in wanted[0]])
+        alone = copy.deepcopy(wrapped.module)
+        alone.zero_grad()
+        loss_of(alone, batch(rank, step + 50)).backward()
+        close(gradients(wrapped), [a + b for a, b in zip(averaged, gradients(alone), strict=True)])
 
 
-def test_every_backward_is_averaged(two_ranks: Ranks) -> None:
+def test_one_backward_after_forwards_is_averaged(two_ranks: Ranks) -> None:
     two_ranks(backwards)
 
 
@@ -180,7 +174,7 @@ class Turning(nn.Module):
         return x
 
 
-def turning(rank: int) -> str:
+def turning(rank: int) -> None:
     wrapped = DistributedDataParallel(Turning())
     for step in range(6):
         wrapped.module.turn = step // 2 + rank * step
@@ -193,11 +187,10 @@ def turning(rank: int) -> str:
         torch.stack(losses).mean().backward()
         loss_of(wrapped, batch(rank, step)).backward()
         close(gradients(wrapped), gradients(plain))
-    return wrapped.reducer.core.mode.name
 
 
 def test_an_order_that_changes_differently_on_each_rank_gives_the_same_gradients(two_ranks: Ranks) -> None:
-    assert Mode.COUNT.name in two_ranks(turning)
+    two_ranks(turning)
 
 
 class Repeated(nn.Module):
@@ -214,7 +207,7 @@ class Repeated(nn.Module):
 
 
 def repeated(rank: int) -> None:
-    wrapped = DistributedDataParallel(Repeated())
+    wrapped = DistributedDataParallel(Repeated(), static_graph=True)
     x = [batch(r).requires_grad_() for r in range(2)]
     for _ in range(4):
         wrapped.zero_grad()
@@ -222,12 +215,9 @@ def repeated(rank: int) -> None:
         torch.stack([loss_of(plain, x[r]) for r in range(2)]).mean().backward()
         loss_of(wrapped, x[rank]).backward()
         close(gradients(wrapped), gradients(plain))
-    wrapped.module.times = 3
-    with pytest.raises(RuntimeError, match=r"layer\.\w+ has been marked as ready twice"):
-        loss_of(wrapped, x[rank]).backward()
 
 
-def test_a_layer_may_be_checkpointed_several_times_as_long_as_it_is_as_often(two_ranks: Ranks) -> None:
+def test_a_layer_may_be_checkpointed_several_times_in_a_static_graph(two_ranks: Ranks) -> None:
     two_ranks(repeated)
 
 
@@ -263,9 +253,8 @@ def test_sparse_gradients_that_have_their_values_in_common_are_divided_once(two_
     two_ranks(sparse)
 
 
-def wrapped_anew(rank: int) -> list[str]:
-    """Two more wrappers of one module, and the modes that its wrappers are in while others live."""
-    modes = []
+def wrapped_anew(rank: int) -> None:
+    """Two more wrappers of one module, while others live and after they are gone."""
     wrappers = [DistributedDataParallel(mlp())]
 
     def steps() -> None:
@@ -274,7 +263,6 @@ def wrapped_anew(rank: int) -> list[str]:
             wanted = expected(wrappers[-1].module, 2, step)
             loss_of(wrappers[-1], batch(rank, step)).backward()
             close(gradients(wrappers[-1]), wanted)
-        modes.append(wrappers[-1].reducer.core.mode)
 
     steps()
     wrappers.append(DistributedDataParallel(wrappers[0].module))
@@ -285,17 +273,14 @@ def wrapped_anew(rank: int) -> list[str]:
     steps()
     del wrappers[0]
     steps()
-    # The other way round: one that was fast is slow while another is tried out on its module.
     tried = DistributedDataParallel(wrappers[0].module)
     steps()
     del tried
     steps()
-    return [mode.name for mode in modes]
 
 
-def test_a_wrapper_is_slow_only_while_another_of_its_module_lives(two_ranks: Ranks) -> None:
-    slow, fast = Mode.COUNT.name, Mode.SENTINEL.name
-    assert two_ranks(wrapped_anew) == [[fast, slow, slow, slow, fast, slow, fast]] * 2
+def test_several_wrappers_of_one_module(two_ranks: Ranks) -> None:
+    two_ranks(wrapped_anew)
 
 
 def another_wrapper(rank: int) -> int:

@@ -202,9 +202,9 @@ def goes_on_as_before(hook):
     wanted = [backward(model, step) for step in range(4, 7)]
     _, function = HOOKS[hook]
     again = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL_BUCKETS_MB)
-    again.reducer.core.rebuild(model.reducer.core.own_order)  # the buckets that the other has by now
+    again.reducer.core.rebuild(model.reducer.core.agreed_order)  # the buckets that the other has by now
     again.register_comm_hook(settings, function)
-    again.reducer.core.rebuild(model.reducer.core.own_order)
+    again.reducer.core.rebuild(model.reducer.core.agreed_order)
     settings.load_state_dict(again.module, saved)
     got = [backward(again, step) for step in range(4, 7)]
     return settings.step, all(

@@ -82,7 +82,7 @@ CORE = {
             "commits erasure_code logical_ranks recovery redundancy sample_order seeds spans stripes thinning",
         ),
         *within("groups", "backends rank_info reform_plan"),
-        *within("reducer", "cost_model errors launch_order plan"),
+        *within("reducer", "cost_model plan"),
         *within("sharding", "shards"),
         *within("telemetry", "coded name_list torch_names"),
     },
@@ -166,11 +166,9 @@ SHELL = {
         ),
         *within(
             "reducer",
-            "agreement arguments arrivals baseline bucket bucket_sender captured chunks clock collectives compiled "
-            "distributed_tensors dtypes engine extensions failed_backward fresh_start grad_bucket gradient_hooks "
-            "host_copy launch_queue "
-            "lenient logging_data module module_changes observation partial_sums pickled reducer replanning round "
-            "rpc_context streams torch_reducer unowned_gradients unused unwatched_gradients",
+            "agreement arguments arrivals bucket bucket_sender captured clock collectives compiled "
+            "distributed_tensors dtypes engine errors extensions fresh_start grad_bucket gradient_hooks host_copy "
+            "logging_data module module_changes partial_sums pickled reducer rpc_context streams torch_reducer unused",
         ),
         *within("sharding", "arguments sharded_buckets sharded_optimizer whole_state"),
         *within(

@@ -1,19 +1,23 @@
 /* Counts gradients in hooks. ddp/reducer/arrivals.py describes the rules and has the same class in Python.
  *
- * The GIL makes each call atomic: nothing here releases it between reading and writing the state. The calls into Python
- * come last. */
+ * The GIL makes each call atomic: nothing here releases it between reading and writing the state. A call into Python
+ * is the last thing that a hook does, except for `begin`, after which the state is read anew. */
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
 #include <stdlib.h>
 #include <string.h>
 
+/* The expected number of gradients if it is not known: then the order is that of first gradients. */
+#define ANY_NUMBER 0x7ffffffe
+
 typedef struct {
     PyObject_HEAD
-    PyObject *current_task, *arrived, *chunk_complete;
-    long task;
+    PyObject *begin, *chunk_complete, *surplus, *local;
     Py_ssize_t n_parameters, n_chunks, n_order;
-    int *state, *chunk_of, *waiting, *order; /* one allocation, NULL: not armed */
+    /* One allocation, NULL: no plan. The first three describe the plan, the others a backward. */
+    int *expected, *chunk_of, *members, *left, *waiting, *order, *used;
+    int armed, begun, watched;
 } Arrivals;
 
 typedef struct {
@@ -24,40 +28,38 @@ typedef struct {
 
 static PyTypeObject *hook_type;
 
-static void disarm(Arrivals *self) {
-    free(self->state);
-    self->state = NULL;
-}
-
-/* Returns 1 if the gradient is counted here, 0 if Python must count it, -1 with an exception. */
-static int count(Arrivals *self, long index, int *chunk) {
-    if (!self->state || index >= self->n_parameters) return 0;
-    PyObject *number = PyObject_CallObject(self->current_task, NULL);
-    if (!number) return -1;
-    long task = PyLong_AsLong(number);
-    Py_DECREF(number);
-    if (task == -1 && PyErr_Occurred()) return -1;
-    if (!self->state || task != self->task || self->state[index] || self->n_order == self->n_parameters) return 0;
-    self->state[index] = 1;
-    self->order[self->n_order++] = (int)index;
-    *chunk = self->chunk_of[index];
-    self->waiting[*chunk]--;
-    return 1;
+static PyObject *call(PyObject *function, long number) {
+    PyObject *result = PyObject_CallFunction(function, "l", number);
+    if (!result) return NULL;
+    Py_DECREF(result);
+    Py_RETURN_NONE;
 }
 
 static PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs) {
     (void)args, (void)kwargs;
-    Hook *self = (Hook *)object;
-    Arrivals *owner = self->owner;
-    int chunk = 0;
-    int counted = count(owner, self->index, &chunk);
-    if (counted < 0) return NULL;
-    if (counted && owner->waiting[chunk]) Py_RETURN_NONE;
-    PyObject *call = counted ? owner->chunk_complete : owner->arrived;
-    PyObject *result = PyObject_CallFunction(call, "l", counted ? (long)chunk : self->index);
-    if (!result) return NULL;
-    Py_DECREF(result);
-    Py_RETURN_NONE;
+    Arrivals *self = ((Hook *)object)->owner;
+    long index = ((Hook *)object)->index;
+    if (!self->expected || index >= self->n_parameters) Py_RETURN_NONE;
+    self->used[index] = 1;
+    if (!self->armed) {
+        if (self->watched) return call(self->local, index);
+        Py_RETURN_NONE;
+    }
+    if (!self->begun) {
+        self->begun = 1;
+        PyObject *none = call(self->begin, index);
+        if (!none) return NULL;
+        Py_DECREF(none);
+        if (!self->armed) Py_RETURN_NONE;
+    }
+    if (self->left[index] <= 0) return call(self->surplus, index);
+    int left = --self->left[index];
+    if (left && left != ANY_NUMBER - 1) Py_RETURN_NONE;
+    self->order[self->n_order++] = (int)index;
+    if (left) Py_RETURN_NONE;
+    int chunk = self->chunk_of[index];
+    if (--self->waiting[chunk]) Py_RETURN_NONE;
+    return call(self->chunk_complete, chunk);
 }
 
 static void hook_dealloc(PyObject *object) {
@@ -81,7 +83,7 @@ static PyObject *arrivals_hook(PyObject *object, PyObject *argument) {
     return (PyObject *)hook;
 }
 
-static int copy_numbers(PyObject *list, int *into, Py_ssize_t below) {
+static int copy_numbers(PyObject *list, int *into, long below) {
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
         long value = PyLong_AsLong(PyList_GetItem(list, i));
         if (value == -1 && PyErr_Occurred()) return -1;
@@ -94,28 +96,40 @@ static int copy_numbers(PyObject *list, int *into, Py_ssize_t below) {
     return 0;
 }
 
-static PyObject *arrivals_arm(PyObject *object, PyObject *args) {
+static PyObject *arrivals_plan(PyObject *object, PyObject *args) {
     Arrivals *self = (Arrivals *)object;
-    long task;
-    PyObject *states, *chunk_of, *waiting;
-    if (!PyArg_ParseTuple(args, "lO!O!O!", &task, &PyList_Type, &states, &PyList_Type, &chunk_of, &PyList_Type, &waiting))
-        return NULL;
-    Py_ssize_t n = PyList_Size(states), n_chunks = PyList_Size(waiting);
-    if (PyList_Size(chunk_of) != n) {
+    PyObject *expected, *chunk_of;
+    Py_ssize_t n_chunks;
+    if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &expected, &PyList_Type, &chunk_of, &n_chunks)) return NULL;
+    Py_ssize_t n = PyList_Size(expected);
+    if (PyList_Size(chunk_of) != n || n_chunks < 0) {
         PyErr_SetString(PyExc_ValueError, "internal error: each parameter needs a chunk");
         return NULL;
     }
-    disarm(self);
-    int *memory = malloc(sizeof(int) * (size_t)(3 * n + n_chunks + 1));
+    int *memory = calloc((size_t)(5 * n + 2 * n_chunks + 1), sizeof(int));
     if (!memory) return PyErr_NoMemory();
-    int *chunks = memory + n, *order = chunks + n, *left = order + n;
-    if (copy_numbers(states, memory, 2) || copy_numbers(chunk_of, chunks, n_chunks) ||
-        copy_numbers(waiting, left, n + 1)) {
+    if (copy_numbers(expected, memory, 0x7fffffff) || copy_numbers(chunk_of, memory + n, n_chunks)) {
         free(memory);
         return NULL;
     }
-    self->task = task, self->n_parameters = n, self->n_chunks = n_chunks, self->n_order = 0;
-    self->chunk_of = chunks, self->order = order, self->waiting = left, self->state = memory;
+    int *used = memory + 4 * n + 2 * n_chunks;
+    if (self->expected && self->n_parameters == n) memcpy(used, self->used, sizeof(int) * (size_t)n);
+    free(self->expected);
+    self->n_parameters = n, self->n_chunks = n_chunks, self->n_order = 0, self->armed = 0;
+    self->expected = memory, self->chunk_of = memory + n, self->left = memory + 2 * n, self->order = memory + 3 * n;
+    self->members = memory + 4 * n, self->waiting = self->members + n_chunks, self->used = used;
+    for (Py_ssize_t i = 0; i < n; i++) self->members[self->chunk_of[i]]++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *arrivals_arm(PyObject *object, PyObject *nothing) {
+    Arrivals *self = (Arrivals *)object;
+    (void)nothing;
+    if (self->expected) {
+        memcpy(self->left, self->expected, sizeof(int) * (size_t)self->n_parameters);
+        memcpy(self->waiting, self->members, sizeof(int) * (size_t)self->n_chunks);
+        self->n_order = 0, self->begun = 0, self->armed = 1;
+    }
     Py_RETURN_NONE;
 }
 
@@ -132,48 +146,93 @@ static PyObject *list_of(const int *numbers, Py_ssize_t count) {
     return list;
 }
 
-static PyObject *arrivals_take(PyObject *object, PyObject *nothing) {
-    (void)nothing;
+static PyObject *arrivals_settle(PyObject *object, PyObject *indices) {
     Arrivals *self = (Arrivals *)object;
-    if (!self->state) Py_RETURN_NONE;
-    PyObject *order = list_of(self->order, self->n_order);
-    PyObject *waiting = list_of(self->waiting, self->n_chunks);
-    PyObject *both = order && waiting ? PyTuple_Pack(2, order, waiting) : NULL;
-    Py_XDECREF(order);
-    Py_XDECREF(waiting);
-    if (both) disarm(self);
-    return both;
+    if (!PyList_Check(indices)) {
+        PyErr_SetString(PyExc_TypeError, "internal error: not a list");
+        return NULL;
+    }
+    PyObject *complete = PyList_New(0);
+    for (Py_ssize_t i = 0; complete && i < PyList_Size(indices); i++) {
+        long index = PyLong_AsLong(PyList_GetItem(indices, i));
+        if (index < 0 || !self->expected || index >= self->n_parameters) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "internal error: a number is out of range");
+            Py_DECREF(complete);
+            return NULL;
+        }
+        self->left[index] = 0;
+        int chunk = self->chunk_of[index];
+        if (--self->waiting[chunk]) continue;
+        PyObject *number = PyLong_FromLong(chunk);
+        if (!number || PyList_Append(complete, number)) Py_CLEAR(complete);
+        Py_XDECREF(number);
+    }
+    return complete;
+}
+
+static PyObject *arrivals_disarm(PyObject *object, PyObject *nothing) {
+    Arrivals *self = (Arrivals *)object;
+    (void)nothing;
+    self->armed = 0;
+    return list_of(self->order, self->n_order);
+}
+
+static PyObject *arrivals_left(PyObject *object, PyObject *nothing) {
+    Arrivals *self = (Arrivals *)object;
+    (void)nothing;
+    return list_of(self->left, self->expected ? self->n_parameters : 0);
+}
+
+static PyObject *arrivals_take_used(PyObject *object, PyObject *nothing) {
+    Arrivals *self = (Arrivals *)object;
+    (void)nothing;
+    PyObject *used = list_of(self->used, self->expected ? self->n_parameters : 0);
+    if (used && self->expected) memset(self->used, 0, sizeof(int) * (size_t)self->n_parameters);
+    return used;
+}
+
+static PyObject *arrivals_watch(PyObject *object, PyObject *wanted) {
+    int watched = PyObject_IsTrue(wanted);
+    if (watched < 0) return NULL;
+    ((Arrivals *)object)->watched = watched;
+    Py_RETURN_NONE;
 }
 
 static int arrivals_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     Arrivals *self = (Arrivals *)object;
-    PyObject *task, *arrived, *complete;
+    PyObject *begin, *complete, *surplus, *local;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OOO", &task, &arrived, &complete)) return -1;
-    if (self->arrived) {
+    if (!PyArg_ParseTuple(args, "OOOO", &begin, &complete, &surplus, &local)) return -1;
+    if (self->begin) {
         PyErr_SetString(PyExc_RuntimeError, "internal error: initialized twice");
         return -1;
     }
-    Py_INCREF(task), Py_INCREF(arrived), Py_INCREF(complete);
-    self->current_task = task, self->arrived = arrived, self->chunk_complete = complete;
+    Py_INCREF(begin), Py_INCREF(complete), Py_INCREF(surplus), Py_INCREF(local);
+    self->begin = begin, self->chunk_complete = complete, self->surplus = surplus, self->local = local;
     return 0;
 }
 
 static void arrivals_dealloc(PyObject *object) {
     Arrivals *self = (Arrivals *)object;
     PyTypeObject *type = Py_TYPE(object);
-    disarm(self);
-    Py_XDECREF(self->current_task);
-    Py_XDECREF(self->arrived);
+    free(self->expected);
+    Py_XDECREF(self->begin);
     Py_XDECREF(self->chunk_complete);
+    Py_XDECREF(self->surplus);
+    Py_XDECREF(self->local);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
 static PyMethodDef methods[] = {
     {"hook", arrivals_hook, METH_O, "Return the hook of a parameter."},
-    {"arm", arrivals_arm, METH_VARARGS, "Count the gradients of one task."},
-    {"take", arrivals_take, METH_NOARGS, "Stop; return the order of the gradients and what each chunk waits for."},
+    {"plan", arrivals_plan, METH_VARARGS, "Set how often each gradient arrives, and its chunk."},
+    {"arm", arrivals_arm, METH_NOARGS, "Count the gradients of the next backward."},
+    {"settle", arrivals_settle, METH_O, "Do not wait for these; return the chunks that are complete now."},
+    {"disarm", arrivals_disarm, METH_NOARGS, "Stop counting; return the parameters in the order of arrival."},
+    {"left", arrivals_left, METH_NOARGS, "Return how many gradients of each parameter are missing."},
+    {"take_used", arrivals_take_used, METH_NOARGS, "Return which parameters had a gradient, and forget it."},
+    {"watch", arrivals_watch, METH_O, "Whether to report gradients that arrive while nothing is counted."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot arrivals_slots[] = {

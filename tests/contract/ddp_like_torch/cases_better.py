@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from models import Mlp, SometimesUnused, square
-from register import better
+from register import better, same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -72,7 +72,7 @@ def same_start(make: Callable[[], nn.Module]) -> nn.Module:
     return make()
 
 
-@better(torch="raised RuntimeError in the second step", ours=RIGHT)
+@same("raised RuntimeError in the second step")
 def an_output_left_out_in_every_step(trial: Trial) -> None:
     module = same_start(Two)
     with Course(trial, module) as course:
@@ -84,7 +84,7 @@ def an_output_left_out_in_every_step(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, rank=rank))[0]).backward())
 
 
-@better(torch=SILENT, ours=RIGHT)
+@same(SILENT)
 def the_step_in_which_a_parameter_is_first_unused(trial: Trial) -> None:
     """Without find_unused_parameters: the error comes with the next forward, this step's gradients are whole."""
     module = same_start(SometimesUnused)
@@ -95,7 +95,7 @@ def the_step_in_which_a_parameter_is_first_unused(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 6, rank=rank), used=(0, 2))).backward())
 
 
-@better(torch="raised RuntimeError in backward", ours=RIGHT)
+@same("raised RuntimeError in backward")
 def a_static_graph_that_begins_under_no_sync(trial: Trial) -> None:
     module = same_start(Mlp)
 
@@ -121,7 +121,7 @@ class Two(nn.Module):
         return self.a(x), self.b(x)
 
 
-@better(torch=("raised RuntimeError in backward", SILENT), ours=RIGHT)
+@same(("raised RuntimeError in backward", SILENT))
 def a_static_graph_with_an_output_left_out(trial: Trial) -> None:
     module = same_start(Two)
     with Course(trial, module) as course:
@@ -133,7 +133,7 @@ def a_static_graph_with_an_output_left_out(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, step=2, rank=rank))[0]).backward())
 
 
-@better(torch=SILENT, ours=RIGHT)
+@same(SILENT)
 def two_backwards_of_one_forward(trial: Trial) -> None:
     module = same_start(Mlp)
 
@@ -149,7 +149,7 @@ def two_backwards_of_one_forward(trial: Trial) -> None:
         course.ends(module, work)
 
 
-@better(torch=SILENT, ours=RIGHT)
+@same(SILENT)
 def two_forwards_then_their_backwards(trial: Trial) -> None:
     module = same_start(Mlp)
 
@@ -177,7 +177,7 @@ class Repeated(nn.Module):
         return out
 
 
-@better(torch=(SILENT, "raised RuntimeError in backward"), ours=RIGHT)
+@same((SILENT, "raised RuntimeError in backward"))
 def a_layer_checkpointed_twice_and_reentrant(trial: Trial) -> None:
     module = same_start(Repeated)
 
@@ -191,7 +191,7 @@ def a_layer_checkpointed_twice_and_reentrant(trial: Trial) -> None:
         course.ends(module, work)
 
 
-@better(torch="raised RuntimeError in backward", ours=RIGHT)
+@same("raised RuntimeError in backward")
 def checkpointed_twice_with_find_unused(trial: Trial) -> None:
     module = same_start(Repeated)
 
@@ -274,7 +274,7 @@ class Moody(nn.Module):
         return out
 
 
-@better(torch="raised RuntimeError in the next forward", ours=RIGHT)
+@same("raised RuntimeError in the next forward")
 def going_on_after_an_error_in_backward(trial: Trial) -> None:
     """As when a batch ran out of memory and is left out by everybody."""
     module = same_start(Moody)
@@ -306,7 +306,7 @@ class InAnObject(nn.Module):
         return Own(self.layer(x))
 
 
-@better(torch=("raised RuntimeError in backward", SILENT), ours=RIGHT)
+@same(("raised RuntimeError in backward", SILENT))
 def outputs_in_an_object_with_find_unused(trial: Trial) -> None:
     module = same_start(InAnObject)
     with Course(trial, module) as course:
@@ -318,7 +318,7 @@ def outputs_in_an_object_with_find_unused(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, step=1, rank=rank)).out).backward())
 
 
-@better(torch=SILENT, ours=RIGHT)
+@same(SILENT)
 def outputs_in_an_object_with_a_static_graph(trial: Trial) -> None:
     module = same_start(InAnObject)
     with Course(trial, module) as course:
@@ -330,25 +330,7 @@ def outputs_in_an_object_with_a_static_graph(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, step=1, rank=rank)).out).backward())
 
 
-@better(torch=(), ours=RIGHT)
-def layers_that_depend_on_the_rank(trial: Trial) -> None:
-    """Without find_unused_parameters, ranks use different layers: torch ends the process, or waits for ever."""
-    module = same_start(SometimesUnused)
-
-    def work(m: Any, rank: int) -> None:
-        square(m(trial.data(3, 6, rank=rank), used=(0, 1 + rank))).backward()
-
-    with Course(trial, module) as course:
-        model = trial.wrap(module)
-        course.point = "backward"
-        work(model, trial.rank)
-        course.point = "the next forward"
-        model.zero_grad()
-        work(model, trial.rank)
-        course.ends(module, work)
-
-
-@better(torch="raised RuntimeError in the next forward", ours=RIGHT)
+@same("raised RuntimeError in the next forward")
 def frozen_after_wrapping(trial: Trial) -> None:
     module = same_start(Mlp)
     with Course(trial, module) as course:
@@ -363,7 +345,7 @@ def frozen_after_wrapping(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(4, 8, step=1, rank=rank))).backward())
 
 
-@better(torch=SILENT, ours=RIGHT)
+@same(SILENT)
 def thawed_after_wrapping(trial: Trial) -> None:
     module = same_start(Mlp)
     module.layers[0].requires_grad_(False)  # type: ignore[index]
@@ -376,7 +358,7 @@ def thawed_after_wrapping(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(4, 8, rank=rank))).backward())
 
 
-@better(torch=SILENT, ours="raised RuntimeError in forward", says={"outcome": ["added"]})
+@same(SILENT)
 def added_after_wrapping(trial: Trial) -> None:
     module = same_start(lambda: nn.Sequential(nn.Linear(4, 4)))
     with Course(trial, module) as course:
@@ -389,7 +371,7 @@ def added_after_wrapping(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(3, 4, rank=rank))).backward())
 
 
-@better(torch=SILENT, ours=RIGHT)
+@same(SILENT)
 def the_inner_module_called_directly(trial: Trial) -> None:
     module = same_start(Mlp)
     with Course(trial, module) as course:
@@ -547,7 +529,7 @@ def mixed_precision_without_a_gpu(trial: Trial) -> None:
         trial.note("outcome", RIGHT if all(close) and all(wide) else SILENT)
 
 
-@better(torch=("raised RuntimeError in backward", SILENT), ours=RIGHT)
+@same(("raised RuntimeError in backward", SILENT))
 def a_forward_within_a_backward(trial: Trial) -> None:
     """A checkpoint around the whole model computes it again while the backward of its output's forward runs."""
     module = same_start(Mlp)

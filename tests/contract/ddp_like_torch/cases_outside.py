@@ -6,9 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from cases_better import RIGHT, Course, same_start
+from cases_better import Course, same_start
 from models import observe, square
-from register import better, case
+from register import case, same
 from torch import nn
 
 if TYPE_CHECKING:
@@ -71,18 +71,18 @@ def layers_applied_after_the_forward(trial: Trial, given: dict[str, Any], how: d
             optimizer.zero_grad(set_to_none=how.get("set_to_none", True))
 
 
-@better(torch="raised RuntimeError in step 0", ours=RIGHT)
+@same("raised RuntimeError in step 0")
 def layers_applied_after_the_forward_that_are_looked_for(trial: Trial) -> None:
     """With find_unused_parameters: a search from the outputs does not find them."""
     looked_for(trial)
 
 
-@better(torch="raised RuntimeError in step 3", ours=RIGHT)
+@same("raised RuntimeError in step 3")
 def layers_that_leave_the_forward_and_are_looked_for(trial: Trial) -> None:
     looked_for(trial, inside_for=3)
 
 
-@better(torch="raised RuntimeError in step 0", ours=RIGHT)
+@same("raised RuntimeError in step 0")
 def layers_applied_after_the_forward_whose_buckets_might_be_skipped(trial: Trial) -> None:
     looked_for(trial, skip_all_reduce_unused_params=True)
 
@@ -121,7 +121,7 @@ class Replayed(torch.autograd.Function):
         return None, None, *torch.autograd.grad(out, copies, gradient)
 
 
-@better(torch="silently wrong", ours=RIGHT)
+@same("silently wrong")
 def a_wrapper_whose_forward_is_a_graph(trial: Trial) -> None:
     """The first backward after the capture is averaged: its forward was the last one of the capture."""
     module = same_start(lambda: nn.Linear(4, 4))
