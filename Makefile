@@ -85,6 +85,7 @@ nightly: install-test
 # Asks torchrun for what tests compare with, and writes it down for this version of torch.
 record: install-test
 	$(BIN)/python tests/contract/recordings.py
+	$(BIN)/python tests/unchanged/replay.py --record
 
 SEEDS ?= 2000
 sim: install-test
