@@ -24,7 +24,7 @@ class LogFolder:
         self.file_limit = _TEMPORARY_FILE_LIMIT if self.temporary else 0
         self.warning = ""
         if self.temporary:
-            self.path = _temporary(f"ddp-launch-{name}-{os.getpid()}")
+            self.path = _temporary(f"ddp-launch-{name}-{os.getpid()}-{os.urandom(3).hex()}")
             self.warning = _why_elsewhere(self.path)
             return
         try:
@@ -74,7 +74,10 @@ def _why_elsewhere(path: str) -> str:
 
 
 def _temporary(name: str) -> str:
-    """Create the folder where Python puts temporary files. The path is absolute, as scripts may change their folder."""
+    """Create the folder where Python puts temporary files. The path is absolute, as scripts may change their folder.
+
+    The name has a random part: process numbers come again, as in a container that is started anew with its old /tmp.
+    """
     reason = ""
     for root in temporary_roots():
         path = os.path.join(root, name)

@@ -30,7 +30,9 @@ class ZygoteStarter:
         self.obstacle = obstacle_to_warm_start(spec, self.env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
         # Created by the zygote, which also cleans up after the agent.
-        self.cgroup = cgroup.place(str(os.getpid()))
+        self.cgroup = cgroup.place(
+            f"{os.getpid()}-{os.urandom(3).hex()}"
+        )  # containers may share a parent group
         self.scratch = scratch.place(str(os.getpid()))
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._scratch_lock = -1

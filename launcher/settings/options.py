@@ -79,9 +79,10 @@ _NODES = (
     _ours(
         "--scale-up",
         "WHEN",
-        "on-restart",
+        "immediate",
         values.choice("never", "on-restart", "immediate", "at-checkpoint"),
-        "when the job adds a node that joined late: never, on-restart, immediate (restarts the job), at-checkpoint",
+        "when the job adds a node that joined late: never, on-restart, immediate (as torchrun: restarts the ranks, or "
+        "lets them continue in place where they can), at-checkpoint",
     ),
 )
 

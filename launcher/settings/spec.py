@@ -110,7 +110,7 @@ class LaunchSpec:
     heal_budget: RestartBudget = RestartBudget(UNLIMITED)
     crash_loop: CrashLoop = CrashLoop(without_step=5)
     rules: tuple[PolicyRule, ...] = ()
-    scale_up: ScaleUp = ScaleUp.ON_RESTART
+    scale_up: ScaleUp = ScaleUp.IMMEDIATE
     spares: int = 0
     join_timeout_s: float = 600.0
     last_call_s: float = 2.0

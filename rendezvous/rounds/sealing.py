@@ -251,8 +251,8 @@ def waiting(state: JobState, member: Member) -> Waiting:
     if exclusion is not None:
         return Waiting(f"{node} is excluded: {exclusion.reason}", here, target, stands_by=True)
     if state.phase is not Phase.FORMING:
-        role = "waits as a spare" if spec_of(state).spares else "is on standby"
-        return Waiting(f"the job runs without this node; the node {role}", here, target, stands_by=True)
+        reason = f"the job runs without this node; the node {_role_of_standby(state)}"
+        return Waiting(reason, here, target, stands_by=True)
     if here >= state.min_nodes and state.generation:
         wait_s = spec_of(state).shrink_after_s
         shrinks = f"if none joins within {wait_s:g} s, the job continues with fewer nodes"
@@ -263,6 +263,22 @@ def waiting(state: JobState, member: Member) -> Waiting:
     missing = state.min_nodes - here
     reason = f"waiting for {missing} more node{'s' if missing > 1 else ''}{_left_out(state)}"
     return Waiting(reason, here, target)
+
+
+def _role_of_standby(state: JobState) -> str:
+    """Say why the node waits, and how it can get in."""
+    spec = spec_of(state)
+    if spec.spares:
+        return "waits as a spare, to replace one that is lost (--spares)"
+    if world_nodes(state) >= state.max_nodes:
+        return "is on standby: the job has all its nodes (--nnodes)"
+    when = {
+        ScaleUp.NEVER: "it gets in when a node is missing",
+        ScaleUp.ON_RESTART: "it gets in at the next restart; to restart now: ddpctl restart",
+        ScaleUp.IMMEDIATE: "it gets in within --last-call",
+        ScaleUp.AT_CHECKPOINT: "it gets in when the ranks have taken a checkpoint",
+    }
+    return f"is on standby: {when[spec.scale_up]} (--scale-up {spec.scale_up})"
 
 
 def _left_out(state: JobState) -> str:

@@ -226,7 +226,13 @@ def test_who_left_stays_out_with_that_life() -> None:
 def test_scale_up_never_keeps_the_newcomer_standing_by() -> None:
     story = Story(spec(1, 3, scale_up=ScaleUp.NEVER)).joins("a").passes(2).runs().joins("b")
     assert story.told("b") == [
-        Waiting("the job runs without this node; the node is on standby", 2, 1, stands_by=True)
+        Waiting(
+            "the job runs without this node; the node is on standby: "
+            "it gets in when a node is missing (--scale-up never)",
+            2,
+            1,
+            stands_by=True,
+        )
     ]
     assert story.fails("a", 0).stop("a").nodes() == ["a"]
 

@@ -238,7 +238,7 @@ def test_without_options() -> None:
     assert (spec.nproc, spec.nproc_asked, spec.min_nodes, spec.max_nodes) == (2, "auto", 1, 1)
     assert spec.signals == (15, 2, 1, 3)
     assert spec.forwarded_signals == (10, 12)
-    assert spec.scale_up is ScaleUp.ON_RESTART
+    assert spec.scale_up is ScaleUp.IMMEDIATE
     assert warnings == []
 
 

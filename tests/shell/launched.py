@@ -229,7 +229,7 @@ class Launched:
         return sorted(self.temp.iterdir())
 
     def cgroup(self) -> str:
-        return cgroup.place(str(self.agent.pid))
+        return next(iter(glob.glob(cgroup.place(f"{self.agent.pid}-*"))), "")
 
     def has_cgroup(self) -> bool:
         folder = self.cgroup()

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tidy import ROOT
 
+from launcher.output.log_folder import LogFolder
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -132,3 +135,14 @@ def test_an_installation_that_only_its_owner_may_write(plain: Path, tmp_path: Pa
     command = [*words, str(env / "bin/ddp-launch"), "--nproc-per-node", "2", str(plain)]
     done = subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=60, check=False)
     assert_both_ranks(done)
+
+
+def test_folders_of_ended_jobs_with_the_same_name_are_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is started anew with its old /tmp has the same job and the same process numbers."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), run_id="train")
+    folders = [LogFolder(spec).path for _ in range(6)]
+    assert {os.path.dirname(folder) for folder in folders} == {str(tmp_path)}
+    assert len(set(folders)) == 6
