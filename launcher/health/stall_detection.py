@@ -11,7 +11,8 @@ By default, there is no limit for what a rank does. A job hangs only if a rank w
 a sign of life (signs.py) for ASLEEP_S, or for the timeout that the script has set for its process groups if that is
 longer. The service decides this, because it sees all ranks. An agent reports both times of each rank: without any sign,
 and without a sign other than CPU time of its main thread, which a rank may use up while it waits. It asks for an
-inquiry early, because ranks that wait in different collectives need no long wait. Then it asks again from time to time.
+inquiry soon after a rank has begun to wait, because ranks that wait in different collectives need no long wait, and
+again when a rank is idle since its limit.
 
 With `--hang-timeout TIME`, the user sets limits for the time without progress:
 
@@ -29,6 +30,7 @@ does not start an inquiry. An exceeded limit only starts the inquiry: see rendez
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -168,10 +170,22 @@ def is_overdue(told: Iterable[RankReport]) -> bool:
     return any(report.known and report.alive and report.is_overdue for report in told)
 
 
-def needs_inquiry(told: Iterable[RankReport]) -> bool:
-    """Whether a rank may hang by the evidence of all ranks: it waits, or has been idle since its limit."""
+def early_questions(told: Iterable[RankReport]) -> frozenset[tuple[int, int, int]]:
+    """Which ranks wait in which call, and for how long: a number that changes after 10 s, 20 s, 40 s, ...
+
+    The service is asked when one of these changes: all ranks may wait now, in different collectives.
+    """
+    return frozenset(
+        (each.rank, each.waits_in[-1].number, int(math.log2(each.waits_s / ASK_EARLY_S)))
+        for each in told
+        if each.alive and each.idle_s is not None and each.waits_s >= ASK_EARLY_S
+    )
+
+
+def is_idle(told: Iterable[RankReport]) -> bool:
+    """Whether a rank of a process group has been idle since its limit."""
     return any(
-        (each.waits_s >= ASK_EARLY_S or each.idle_s >= each.idle_limit_s)
+        each.idle_s >= each.idle_limit_s
         for each in told
         if each.alive and each.groups and each.idle_s is not None and each.idle_limit_s is not None
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 _AGAIN_S = 5.0  # a service that has just started does not have earlier reports
-_AGAIN_WITHOUT_LIMIT_S = 30.0
+_AGAIN_IF_IDLE_S = ASLEEP_S / 20  # so late may a verdict be
 _LOOKS_PER_LIMIT = 4
 
 
@@ -48,6 +48,7 @@ class HangWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._generation = -1
         self._reported_at = float("-inf")
+        self._early: frozenset[tuple[int, int, int]] = frozenset()
         self._has_warned = False
 
     def begin(self, generation: int) -> None:
@@ -68,6 +69,7 @@ class HangWatch:
         """Report a stall again: the service did not receive the reports while it was unreachable."""
         if held:
             self._reported_at = float("-inf")
+            self._early = frozenset()
 
     def reports(self) -> tuple[RankReport, ...]:
         """The state of the ranks now."""
@@ -93,9 +95,10 @@ class HangWatch:
         self._later()
         ranks = self._boundary.called("reading the state of the ranks", self.reports, ())
         is_overdue = stall_detection.is_overdue(ranks)
-        again_s = _AGAIN_S if is_overdue else _AGAIN_WITHOUT_LIMIT_S
-        asks = is_overdue or stall_detection.needs_inquiry(ranks)
-        if asks and self._loop.time() - self._reported_at >= again_s:
+        again_s = _AGAIN_S if is_overdue else _AGAIN_IF_IDLE_S
+        is_due = self._loop.time() - self._reported_at >= again_s
+        before, self._early = self._early, stall_detection.early_questions(ranks)
+        if self._early - before or (is_due and (is_overdue or stall_detection.is_idle(ranks))):
             self._reported_at = self._loop.time()
             self._report(self._generation)
         if not self._has_warned and (waiting := stall_detection.waits_for_long(ranks)) is not None:

@@ -92,23 +92,23 @@ def _by_limit(
     )
 
 
-def _by_evidence(reports: Mapping[int, RankReport], world_size: int) -> Finding | Patience | None:
+def _by_evidence(reports: Mapping[int, RankReport], world_size: int) -> Finding | None:
     waiting = evidence.waiting_ranks(reports)
     if not waiting or all(report.idle_s is None for report in reports.values()):
         return None
-    waits = waits_of(reports, world_size)
-    if (different := evidence.mismatch(waits, waiting)) is not None:
+    different = evidence.mismatch(waits_of(reports, world_size), waiting)
+    if different is not None:
         return different
     reports = evidence.by_limit(reports, waiting)
-    if (lively := evidence.lively(reports, world_size)) is not None:
-        return lively
+    if not evidence.is_silent(reports, world_size):
+        return None
     waits = waits_of(reports, world_size)
     found = _absent(waits, waiting) or _deadlock(waits) or _apart(reports, waits, waiting)
-    if isinstance(found, Finding) and not (
+    if not isinstance(found, Finding) or (
         found.kind is Kind.APART and evidence.blames_one_of(waiting, found)
     ):
-        return found
-    return Patience(LONGEST_PATIENCE_S)
+        return None
+    return found
 
 
 def _with_the_others(found: Finding) -> tuple[BlamedRank, ...]:

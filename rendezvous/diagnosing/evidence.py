@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.desync import desync
-from rendezvous.diagnosing.finding import LONGEST_PATIENCE_S, Patience
 from rendezvous.values.rank_report import ASK_EARLY_S
 
 if TYPE_CHECKING:
@@ -54,13 +53,9 @@ def _by_limit(report: RankReport, waits: bool) -> RankReport:
     return replace(report, stalled_s=stalled_s, limit_s=report.idle_limit_s)
 
 
-def lively(reports: Mapping[int, RankReport], world_size: int) -> Patience | None:
-    """How long to wait because a rank has shown a sign of life, has no limit, or because its agent has not answered."""
-    alive = [report for report in reports.values() if report.alive]
-    if len(reports) == world_size and all(report.is_overdue for report in alive):
-        return None
-    left_s = [report.limit_s - report.stalled_s for report in alive if report.limit_s is not None]
-    return Patience(min(max([1.0, *left_s]), LONGEST_PATIENCE_S))
+def is_silent(reports: Mapping[int, RankReport], world_size: int) -> bool:
+    """Whether no rank has shown a sign of life since its limit. Every agent must have answered."""
+    return len(reports) == world_size and all(s.is_overdue for s in reports.values() if s.alive)
 
 
 def blames_one_of(waiting: Collection[int], found: Finding) -> bool:

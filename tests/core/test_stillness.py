@@ -11,10 +11,11 @@ from launcher.health.signs import Signs
 from launcher.health.stack_text import is_local_work, main_thread_first, without_doubt
 from launcher.health.stall_detection import (
     Watch,
+    early_questions,
     excused,
+    is_idle,
     is_overdue,
     look,
-    needs_inquiry,
     reports,
     to_look_at,
     waits_for_long,
@@ -184,16 +185,20 @@ def in_call(entered_s: float, **how: object) -> RankView:
     return replace(view, **how)  # type: ignore[arg-type]
 
 
-def test_an_inquiry_begins_early_where_a_rank_waits_and_late_where_it_is_only_still() -> None:
-    assert not needs_inquiry([silent(in_call(9.0), IDLE)])
-    assert needs_inquiry([silent(in_call(10.0), IDLE)])
-    still = replace(VIEW, groups=(GroupView("0", 2, "0-1", 7, 7),))
-    assert not needs_inquiry([silent(still, *(IDLE,) * 60)])
-    assert needs_inquiry([silent(still, *(IDLE,) * 61)])
-    alone = silent(VIEW, *(IDLE,) * 99)
-    assert not needs_inquiry([alone]), "no process group"
-    assert not needs_inquiry([replace(silent(in_call(99.0), IDLE), alive=False)])
-    assert not needs_inquiry([after(20.0, in_call(99.0))]), "the user has set a limit"
+def test_the_service_is_asked_soon_after_a_rank_has_begun_to_wait_and_then_less_and_less() -> None:
+    told = [early_questions([silent(in_call(at), IDLE)]) for at in (9.0, 10.0, 19.0, 20.0, 39.0, 41.0, 80.0)]
+    assert not told[0]
+    assert told[1] == told[2] != told[3] == told[4] != told[5] != told[6]
+    assert not early_questions([replace(silent(in_call(99.0), IDLE), alive=False)])
+    assert not early_questions([after(20.0, in_call(99.0))]), "the user has set a limit"
+
+
+def test_it_is_asked_again_if_a_rank_of_a_group_is_idle_since_its_limit() -> None:
+    idle = replace(VIEW, groups=(GroupView("0", 2, "0-1", 7, 7),))
+    assert not is_idle([silent(idle, *(IDLE,) * 60)])
+    assert is_idle([silent(idle, *(IDLE,) * 61)])
+    assert not is_idle([silent(VIEW, *(IDLE,) * 99)]), "no process group"
+    assert not is_idle([after(20.0, idle)]), "the user has set a limit"
 
 
 def test_a_call_that_failed_or_runs_in_the_background_is_no_wait() -> None:
