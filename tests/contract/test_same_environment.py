@@ -87,3 +87,29 @@ def test_hash_seed_is_honoured(options: Sequence[str], tmp_path: Path) -> None:
     env = {"PYTHONHASHSEED": "0"}
     expected = python("train.py", cwd=tmp_path, env=env).ok().out
     assert ddp_launch("train.py", cwd=tmp_path, options=options, env=env).ok().out == expected
+
+
+_INHERITED = """
+import json, os, sys
+names = ("Umask", "SigBlk", "Cpus_allowed_list", "CapEff", "CapInh", "CapAmb", "NoNewPrivs", "Groups", "Uid", "Gid")
+status = dict(line[:-1].split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
+facts = {name: status.get(name) for name in names}
+for name in ("limits", "oom_score_adj", "coredump_filter", "timerslack_ns"):
+    facts[name] = open(f"/proc/self/{name}").read()
+facts |= {"nice": os.nice(0), "policy": os.sched_getscheduler(0), "cwd": os.getcwd()}
+facts["threads"] = len(os.listdir("/proc/self/task"))
+with open(f"{sys.argv[1]}.{os.environ.get('RANK', 0)}.json", "w") as file:
+    json.dump(facts, file)
+"""
+
+
+@pytest.mark.parametrize("options", [PLAIN, WARM], ids=["plain", "warm"])
+def test_what_a_process_inherits_passes_through_the_launcher(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Limits, umask, priority, CPUs, rights: those of the command, as under torchrun, which sets none of them."""
+    name = script(tmp_path, _INHERITED).name
+    python(name, "alone", cwd=tmp_path).ok()
+    ddp_launch(name, "ours", cwd=tmp_path, nproc=2, options=options).ok()
+    alone = written(tmp_path, "alone")
+    assert [written(tmp_path, "ours", rank) for rank in (0, 1)] == [alone, alone]
