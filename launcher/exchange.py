@@ -137,7 +137,7 @@ class Isolated:
 
 @dataclass(frozen=True, slots=True)
 class StallDetected:
-    """A rank has made no progress for longer than the limit of its phase (`--hang-timeout`)."""
+    """A rank may hang: it waits for others, is idle, or has exceeded a limit of `--hang-timeout`."""
 
     generation: int
 
