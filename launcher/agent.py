@@ -226,6 +226,7 @@ class Agent:
             case TakeStacks(generation, cause):
                 self._parts.tasks.begin(self._parts.tasks.take_stacks(generation, cause))
             case PauseRanks(generation, local_ranks, reason):
+                self._ranks.note_stop(only=local_ranks)
                 self._parts.communication.pause(generation, local_ranks, reason)
             case AbortGroups(generation, reason, only):
                 self._parts.communication.abort_groups(generation, reason, only)

@@ -17,7 +17,7 @@ from launcher.output.lines import printable
 from launcher.supervised import Phase
 from rendezvous.values.cause_text import ranks
 from rendezvous.values.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
-from rendezvous.values.types import Cause, DecisionKind
+from rendezvous.values.types import Cause, DecisionKind, PolicyAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from launcher.exchange import AgentEvent
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
+    from rendezvous.values.types import Decision
 
 
 _SIGKILL = 9
@@ -34,6 +35,7 @@ class UserMessages:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say_line = spec, say
         self._last_reason = self._last_waiting = self._last_notice = ""
+        self._held = ""  # the reason of a stop, until it is certain that the job goes on
         self.learned = ""  # what the next ranks need not import
 
     def say(self, text: str) -> None:
@@ -43,7 +45,7 @@ class UserMessages:
         """`state` is the state after the event, `before` the phase before it."""
         match event:
             case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
-                self._report_reason(decision.reason)
+                self._report_stop(decision)
             case Stop(_, decision) if before is Phase.RUNNING and decision.is_interrupt:
                 self.say(f"{decision.reason}: stopping the ranks (up to {self._spec.shutdown_timeout_s:g} s)")
             case Assigned(assignment) if state.assignment == assignment:
@@ -51,6 +53,8 @@ class UserMessages:
             case StopRequested(_, name) if before is Phase.RUNNING:
                 grace = self._spec.shutdown_timeout_s
                 self.say(f"{name}: stopping the ranks (up to {grace:g} s; repeat the signal to kill at once)")
+            case Waiting(stands_by=False) if self._held:  # for a replacement
+                self._report_reason(self._held)
             case Waiting(reason, stands_by=True) if reason != self._last_waiting:
                 self._last_waiting = reason
                 self.say(f"{state.agent.node}: {reason}")
@@ -114,7 +118,17 @@ class UserMessages:
             self.say(self.learned)
             self.learned = ""
 
+    def _report_stop(self, decision: Decision) -> None:
+        """A failure that is reported later may be the first cause. So a restart is announced when it is decided."""
+        rules = self._spec.rules
+        ends_some = self._spec.crash_loop.is_on or any(each.action is PolicyAction.FAIL for each in rules)
+        if decision.cause is None or not ends_some:
+            self._report_reason(decision.reason)
+        else:
+            self._held = decision.reason
+
     def _report_reason(self, reason: str) -> None:
+        self._held = ""
         if reason and reason != self._last_reason:
             self._last_reason = reason
             self.say(reason)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import threading
 from dataclasses import dataclass, field
 from time import monotonic_ns
@@ -35,7 +36,7 @@ RING_AT, RING_SLOTS, COLLECTIVE = 1024, 16, struct.Struct("=5QIIiI20s12s")
 GROUPS_AT, GROUP_SLOTS, GROUP = 2560, 12, struct.Struct("=II2Q40s24s")
 TOTALS_AT, TOTALS = 3712, struct.Struct("=QII8Q12Q24I24IQ")
 BINS = 24
-_NUMBERED, _REPEATS = 1, 2  # flags of the totals
+_NUMBERED, _REPEATS, _UNCAUGHT = 1, 2, 4  # flags of the totals
 _SLOT = 96
 _ASYNC, _PAIR = 1, 2  # a PAIR is a send or a receive, and is counted separately
 LONGEST_NAME, _MEMBERS = 40, 24
@@ -155,6 +156,11 @@ class Page:
         if not STARTING <= number <= EXITING:
             raise ValueError(f"invalid phase {number}: not a number from {STARTING} to {EXITING}")
         before, now = self._phase, monotonic_ns()
+        if number == EXITING and hasattr(
+            sys, "last_type"
+        ):  # which the interpreter sets when nothing has caught it
+            self._totals.flags |= _UNCAUGHT
+            self._show_totals()
         if number in (BACKWARD, OPTIMIZER):
             self._evaluating = False
         self._count_hidden(now)

@@ -38,6 +38,8 @@ _OTHER_REPORTS = (
     "[I",
     TRACEBACK_HEADER,
 )
+# What torch and the interpreter print at their end: reports, their indented lines, frames of C++, warnings.
+_AFTER_AN_END = rf"{'|'.join(map(re.escape, _OTHER_REPORTS))}|\s|frame #|\S+:\d+: \w*Warning: "
 _LOOSE_LINES_AFTER_CUT = 3  # the exception, and a warning or two at exit
 _EXCEPTION = r"([^\W\d](?:[\w.]|<locals>)*)(?:: (.*)|:?)$"  # <locals>: a class that a function defines
 _RANK = r"\[rank\d+\]:(?: |$)?"
@@ -83,7 +85,7 @@ class Raised:
 class Crash:
     chain: tuple[Raised, ...]  # as printed: what started it first
     text: str  # the whole chain, bounded
-    lines_after: int = 0
+    lines_after: int = 0  # without what torch and the interpreter print at their end
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,18 @@ def last_raised(lines: list[str]) -> Crash | None:
     while first > 0 and _joined(lines, blocks[first].start):
         first -= 1
     begin, end = blocks[first].start, blocks[last].end
-    after = sum(1 for line in lines[end:] if line.strip())
+    noise = {at for each in blocks[last + 1 :] for at in range(each.start, each.end)}
+    after = len(said_in([line for at, line in enumerate(lines) if at >= end and at not in noise]))
     return Crash(
         tuple(b.raised for b in blocks[first : last + 1]),
         bounded(lines[begin : blocks[last].shown_end]),
         after,
     )
+
+
+def said_in(lines: list[str]) -> list[str]:
+    """The lines without those that torch and the interpreter print at their end."""
+    return [line for line in lines if line and not re.match(_AFTER_AN_END, line)]
 
 
 def last_native(lines: list[str]) -> Crash | None:
@@ -261,5 +269,5 @@ def _bare_syntax_error(lines: list[str]) -> Crash | None:
             if frame := re.match(r'  File "(.+)", line \d+', lines[start]):
                 kind, _, message = lines[at].partition(": ")
                 raised = Raised(kind.rstrip(":"), message, (frame[1],))
-                return Crash((raised,), bounded(lines[start : at + 1]), len(lines) - at - 1)
+                return Crash((raised,), bounded(lines[start : at + 1]), len(said_in(lines[at + 1 :])))
     return None

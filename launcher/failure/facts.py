@@ -19,7 +19,6 @@ from launcher.template.cgroup_paths import folders
 
 _MAX_RECORD_BYTES = 1 << 20
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode number for it
-_MOST_STEPS = (1 << 63) - 1
 _MAX_LOG_RECORDS = 10_000  # per question
 
 
@@ -31,18 +30,13 @@ def read_error_record(path: str) -> ErrorRecord | None:
     data = _read_json(path)
     if data is None:
         return None
-    if isinstance(data.get("type"), str):
-        return _our_record(data)
     message = data.get("message")
     if isinstance(message, str):
-        return _torch_record(message, "", data.get("timestamp"))
+        return _torch_record(message, "")
     if isinstance(message, dict) and isinstance(message.get("message"), str):
         extra = message.get("extraInfo")
-        extra = extra if isinstance(extra, dict) else {}
-        stack = extra.get("py_callstack")
-        return _torch_record(
-            message["message"], stack if isinstance(stack, str) else "", extra.get("timestamp")
-        )
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else ""
+        return _torch_record(message["message"], stack if isinstance(stack, str) else "")
     return None
 
 
@@ -69,38 +63,12 @@ def _read_json(path: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _our_record(data: dict[str, Any]) -> ErrorRecord:
-    def text(key: str) -> str:
-        return data[key] if isinstance(data.get(key), str) else ""
-
-    return ErrorRecord(
-        type=text("type"),
-        message=text("message"),
-        traceback=text("traceback"),
-        time_ns=_whole(data.get("time_ns")),
-        step=_within(data.get("step"), _MOST_STEPS),
-        exit_code=_within(data.get("exit_code"), 255),
-    )
-
-
-def _within(value: object, most: int) -> int | None:
-    """Return the value if it fits in the message field, otherwise None."""
-    return value if type(value) is int and 0 <= value <= most else None
-
-
-def _torch_record(message: str, stack: str, seconds: object) -> ErrorRecord:
+def _torch_record(message: str, stack: str) -> ErrorRecord:
     """torch joins type and message: "ValueError: bad batch"."""
     kind, colon, rest = message.partition(": ")
     if not colon or not kind.replace(".", "_").isidentifier():
         kind, rest = "Error", message
-    return ErrorRecord(kind, rest, stack, time_ns=_whole(seconds) * 1_000_000_000)
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, int | float | str):
-        with suppress(ValueError, OverflowError):
-            return int(value)
-    return 0
+    return ErrorRecord(kind, rest, stack)
 
 
 # --- out-of-memory kills -------------------------------------------------------------------------------

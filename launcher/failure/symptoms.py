@@ -143,7 +143,7 @@ def class_of(raised: Raised) -> FailureClass:
     words = raised.message.lower()
     if raised.short_type.endswith("MemoryError") or _any(words, _MEMORY):
         return FailureClass.OUT_OF_MEMORY
-    if _is_of_library(raised):
+    if is_of_library(raised):
         return _library_class(raised, words)
     return _python_class(raised, words)
 
@@ -191,12 +191,12 @@ def hint_of(raised: Raised, hiding: Mapping[str, str] = _NOTHING) -> str:
     words = raised.message.lower()
     if raised.short_type in ("ModuleNotFoundError", "ImportError"):
         return _import_hint(raised.message)
-    if "no space left on device" in words and not _is_of_library(raised):
+    if "no space left on device" in words and not is_of_library(raised):
         return _space_hint(raised)
     if raised.short_type == "OutOfMemoryError":
         words = "cuda out of memory " + words
     plain = next((hint for needle, hint in _HINTS if needle in words), "")
-    known = device_symptoms.symptom(words) if _is_of_library(raised) else None
+    known = device_symptoms.symptom(words) if is_of_library(raised) else None
     return known.hint if known is not None and not _any(words, _MEMORY) else plain
 
 
@@ -220,22 +220,23 @@ def is_known(raised: Raised) -> bool:
     """Whether a library's error is one that these tables know; the class of any other error is only the default."""
     words = raised.message.lower()
     phrases = (*_MEMORY, *_REACH, *_PEER_GONE)
-    return _is_of_library(raised) and (device_symptoms.symptom(words) is not None or _any(words, phrases))
+    return is_of_library(raised) and (device_symptoms.symptom(words) is not None or _any(words, phrases))
 
 
 def may_be_at_peer(raised: Raised) -> bool:
     """Whether the fault may be at the other end of a connection: the rank that reports it cannot know."""
     if class_of(raised) is not FailureClass.NETWORK:
         return False
-    return _is_of_library(raised) and device_symptoms.is_between_two(raised.message.lower())
+    return is_of_library(raised) and device_symptoms.is_between_two(raised.message.lower())
 
 
 def is_mismatch_error(raised: Raised) -> bool:
     """Whether the ranks called different collectives. The error of one rank does not show which rank is wrong."""
-    return _is_of_library(raised) and device_symptoms.is_mismatch(raised.message.lower())
+    return is_of_library(raised) and device_symptoms.is_mismatch(raised.message.lower())
 
 
-def _is_of_library(raised: Raised) -> bool:
+def is_of_library(raised: Raised) -> bool:
+    """Whether torch or one of its libraries raises this type; a user's code may raise RuntimeError, too."""
     return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
 
 

@@ -2,10 +2,14 @@
 
 The first of these that applies is used:
 
-1. an exception that the rank recorded, unless it was raised after the launcher asked the rank to stop;
-2. a stop by the launcher: what a rank does after SIGTERM says nothing about the failure;
+1. a stop by the launcher, unless the rank had begun to exit before: what a rank does, raises or returns after that says
+   nothing about the failure;
+2. an exception that torch's `@record` has written;
 3. the signal that ended it, with what C++ or the interpreter printed last;
-4. its exit code, with the last traceback on stderr.
+4. its exit code, with the traceback that ended it.
+
+A traceback on stderr is not an end: scripts print exceptions that they handle. The status page shows whether one that
+nothing caught has ended the interpreter. Otherwise a traceback counts only if nothing follows it.
 
 The first exception of a chain is the cause. An error caused by a lost peer is a consequence, even if the script wraps
 it. If a peer is lost while the script cleans up after a ValueError, the ValueError is the cause.
@@ -26,8 +30,16 @@ from launcher.failure.crash_text import (
     clean_lines,
     last_native,
     last_raised,
+    said_in,
 )
-from launcher.failure.symptoms import class_of, hint_of, is_known, is_mismatch_error, may_be_at_peer
+from launcher.failure.symptoms import (
+    class_of,
+    hint_of,
+    is_known,
+    is_mismatch_error,
+    is_of_library,
+    may_be_at_peer,
+)
 from launcher.failure.watchdog_report import headline, own_error, shortened, why_terminated
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Cause, Doubt, FailureClass
@@ -36,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LEFT_THREAD = "terminate called without an active exception"
-_ENDS_STDERR = 30  # a traceback with at most this many lines after it counts as the end of stderr
+_ENDS_STDERR = 30  # lines after a traceback, in an abort during the exit
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
@@ -53,6 +65,7 @@ _SIGNAL_HINTS: dict[int, str] = {
 _TOO_LITTLE_MEMORY = (
     "this node (or its container) has too little memory: use fewer ranks, fewer workers or a smaller batch"
 )
+_PAUSED = "ended after the launcher had asked it to pause"
 _STUCK_WATCHDOG = (
     "a call of NCCL or CUDA does not return, or a thread holds the GIL: see the stacks of this rank"
 )
@@ -62,14 +75,11 @@ _GLIBC = ("double free", "free(): ", "malloc(): ", "corrupted ", "*** stack smas
 
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
-    """The exception that ended a rank, as torch's `@record` or our bootstrap recorded it."""
+    """The exception that ended a rank, as torch's `@record` has written it."""
 
     type: str
     message: str
     traceback: str = ""
-    time_ns: int = 0
-    step: int | None = None
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +92,15 @@ class RankEnd:
     exit_code: int | None  # None if a signal ended the rank
     signal: int = 0
     stopped_by_us: int = 0  # the last signal that the launcher sent before the rank ended
+    is_paused: bool = False  # the launcher had asked it to pause
+    was_exiting: bool = False  # its interpreter had begun to exit before the first of these signals
+    uncaught: bool | None = None  # an exception that nothing caught ended the script; None: unknown
     stderr_tail: str = ""
     error_record: ErrorRecord | None = None
     oom_killed: bool | None = None  # None: the kernel reports nothing
     ran_s: float = 0.0
     at: str = ""
     log: str = ""
-    stopped_at_ns: int = 0  # wall-clock time of the first such signal; 0: not known
     step: int | None = None  # from its status page; `place`: the position of its script
     place: str = ""
     hiding: Mapping[str, str] = field(
@@ -124,7 +136,10 @@ def signal_name(number: int) -> str:
 
 
 def cause_of(end: RankEnd) -> Cause:
-    account = _recorded(end) or _stopped(end) or _signalled(end) or _exited(end)
+    account = _stopped(end)
+    if account is None and end.stopped_by_us and end.exit_code is None:
+        end = replace(end, exit_code=1, signal=0)  # as if it had completed its exit after an exception
+    account = account or _recorded(end) or _signalled(end) or _exited(end)
     return Cause(
         node=end.node,
         rank=end.rank,
@@ -134,7 +149,7 @@ def cause_of(end: RankEnd) -> Cause:
         exit_code=shell_code(end) if account.exit_code is None else account.exit_code,
         signal=account.signal,
         traceback=account.traceback,
-        step=end.error_record.step if end.error_record and end.error_record.step is not None else end.step,
+        step=end.step,
         ran_s=end.ran_s,
         at=end.at,
         log=end.log,
@@ -146,17 +161,42 @@ def cause_of(end: RankEnd) -> Cause:
     )
 
 
+# --- stopped -----------------------------------------------------------------------------------------
+
+
+def _stopped(end: RankEnd) -> _Account | None:
+    """A stop by the launcher.
+
+    A rank that had begun to exit ends by itself, also if the signal ends it while it cleans up after an exception. A
+    rank whose watchdog has printed an error of its own is reported with that error. torch's monitor prints why it
+    aborts the process before it does so. The peers of the rank notice the end of their connections first, so the
+    launcher may stop the rank before it has seen its end.
+    """
+    if not (end.stopped_by_us or end.is_paused) or _ends_by_itself(end):
+        return None
+    lines = clean_lines(end.stderr_tail)
+    if (raised := own_error(lines)) is not None:  # reported by torch before or during the stop
+        text, doubt = raised.message, Doubt.CULPRIT if may_be_at_peer(raised) else None
+        return _Account(
+            class_of(raised), headline(text), text, hint_of(raised), signal=end.signal, doubt=doubt
+        )
+    if (terminated := _terminated_by_torch(end, lines)) and terminated.failure is FailureClass.HANG:
+        return terminated
+    how = f"stopped by the launcher ({signal_name(end.stopped_by_us)})" if end.stopped_by_us else _PAUSED
+    return _Account(FailureClass.CONSEQUENCE, how, signal=end.signal, stopped=True)
+
+
+def _ends_by_itself(end: RankEnd) -> bool:
+    return end.was_exiting and (bool(end.uncaught) or end.exit_code is not None)
+
+
 # --- a recorded exception -------------------------------------------------------------------------
 
 
 def _recorded(end: RankEnd) -> _Account | None:
     record = end.error_record
-    if record is None or (end.stopped_by_us and _is_caused_by_our_stop(end, record)):
-        return None
-    if record.type == "SystemExit":
-        return _left_with_text(record)
-    if record.type == "KeyboardInterrupt":
-        return _Account(FailureClass.SIGNAL, "interrupted (KeyboardInterrupt)", exit_code=130, signal=2)
+    if record is None or (end.exit_code is None and end.uncaught is False):
+        return None  # the script has handled what it recorded
     lines = clean_lines(record.traceback)
     printed = last_raised(lines)
     raised = Raised(record.type, record.message)
@@ -167,28 +207,9 @@ def _recorded(end: RankEnd) -> _Account | None:
         whole = Raised(record.type, record.message or last.message, last.files, last.parts)
         crash = Crash((*printed.chain[:-1], whole), printed.text)
     account = _of_chain(crash, end.hiding)
-    if end.exit_code:
-        return account
-    # Stopped, or crashed during exit, after the exception was recorded.
-    return replace(account, exit_code=record.exit_code or 1)
-
-
-def _is_caused_by_our_stop(end: RankEnd, record: ErrorRecord) -> bool:
-    late = bool(end.stopped_at_ns) and record.time_ns > end.stopped_at_ns
-    return late or _means_stop(record.type, record.message)
-
-
-def _means_stop(kind: str, message: str) -> bool:
-    """Whether the exception is only the effect of the stop signal, also if it stopped a DataLoader worker."""
-    return kind in ("SystemExit", "KeyboardInterrupt") or "is killed by signal: Terminated" in message
-
-
-def _left_with_text(record: ErrorRecord) -> _Account | None:
-    text = record.message.strip()
-    if not text or text.lstrip("-").isdigit():
-        return None
-    first = text.split("\n", 1)[0]
-    return _Account(FailureClass.EXIT_CODE, f"SystemExit: {first}", text if text != first else "")
+    return (
+        account if end.exit_code else replace(account, exit_code=1)
+    )  # it crashed, or was stopped, at its exit
 
 
 def _of_chain(crash: Crash, hiding: Mapping[str, str]) -> _Account:
@@ -210,39 +231,6 @@ def _of_chain(crash: Crash, hiding: Mapping[str, str]) -> _Account:
     reason = f"{_MISMATCH}: {text}" if mismatch else text
     doubt = Doubt.SHARED_ERROR if mismatch else Doubt.CULPRIT if may_be_at_peer(origin) else None
     return _Account(failure, reason, crash.text, hint, doubt=doubt)
-
-
-# --- stopped -----------------------------------------------------------------------------------------
-
-
-def _stopped(end: RankEnd) -> _Account | None:
-    """A stop by the launcher.
-
-    A rank that exited with a traceback and code 1 at that time is reported with it instead, and a rank whose watchdog
-    has printed an error of its own with that error. torch's monitor prints why it aborts the process before it does
-    so. The peers of the rank notice the end of their connections first, so the launcher may stop the rank before it
-    has seen its end.
-    """
-    if not end.stopped_by_us:
-        return None
-    lines = clean_lines(end.stderr_tail)
-    if end.exit_code == 1 and end.error_record is None:
-        crash = last_raised(lines)
-        if crash is not None and not _means_stop(crash.chain[-1].type, crash.chain[-1].message):
-            return None
-    if (raised := own_error(lines)) is not None:  # reported by torch before or during the stop
-        text, doubt = raised.message, Doubt.CULPRIT if may_be_at_peer(raised) else None
-        return _Account(
-            class_of(raised), headline(text), text, hint_of(raised), signal=end.signal, doubt=doubt
-        )
-    if (terminated := _terminated_by_torch(end, lines)) and terminated.failure is FailureClass.HANG:
-        return terminated
-    return _Account(
-        FailureClass.CONSEQUENCE,
-        f"stopped by the launcher ({signal_name(end.stopped_by_us)})",
-        signal=end.signal,
-        stopped=True,
-    )
 
 
 # --- ended by a signal -------------------------------------------------------------------------------
@@ -301,7 +289,7 @@ def _aborted_during_exit(end: RankEnd, lines: list[str]) -> _Account | None:
     if end.signal != signal.SIGABRT or not any(_LEFT_THREAD in line for line in lines[-_ENDS_STDERR:]):
         return None
     crash = last_raised(lines)
-    if crash is None or crash.lines_after > _ENDS_STDERR:
+    if crash is None or end.uncaught is False or crash.lines_after > _ENDS_STDERR:
         return None
     account = _of_chain(crash, end.hiding)
     return replace(account, exit_code=1)
@@ -341,12 +329,25 @@ def _exited(end: RankEnd) -> _Account:
         hint = "the script rejected its arguments" if ": error: " in usage else ""
         return _Account(FailureClass.EXIT_CODE, f"exit code 2: {usage}", hint=hint)
     crash = last_raised(lines)
-    if crash is not None and (code == 1 or crash.lines_after <= _ENDS_STDERR):
-        return _with_traceback(_of_chain(crash, end.hiding), code)
+    if crash is not None and (end.uncaught or _is_last(crash)):
+        account = _of_chain(crash, end.hiding)
+        if end.uncaught is not False or account.failure is FailureClass.CONSEQUENCE:
+            return _with_traceback(account, code)
     if (native := last_native(lines)) is not None:
         raised = native.chain[0]
         return _Account(FailureClass.EXIT_CODE, f"exit code {code}: {raised.headline}", native.text)
     return _plain_exit(end, code, lines)
+
+
+def _is_last(crash: Crash) -> bool:
+    """Whether a traceback is the last that the rank has printed.
+
+    What follows its last line may be more lines of the message, as libraries write them, or what the script says next.
+    """
+    raised = crash.chain[-1]
+    has_one_line = "\n" not in raised.message or "Original Traceback" in raised.message
+    is_whole = has_one_line or is_of_library(raised) or raised.type == "ddp.CommError"
+    return not crash.lines_after and is_whole
 
 
 def _with_traceback(account: _Account, code: int) -> _Account:
@@ -374,6 +375,6 @@ def _plain_exit(end: RankEnd, code: int, lines: list[str]) -> _Account:
         126: "the program is not executable: check its permissions",
         127: "a command was not found: the program or one that it calls",
     }
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = next(reversed(said_in(lines)), "")
     printed = f' (last line on stderr: "{last[:200]}")' if last and code == 1 else ""
     return _Account(FailureClass.EXIT_CODE, f"exit code {code}{printed}", hint=hints.get(code, ""))

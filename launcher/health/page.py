@@ -66,7 +66,7 @@ TOTALS = Block(3712, struct.Struct("=QII8Q12Q24I24IQ"))
 BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS, TOTALS)
 _PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
 _ASYNC = 1
-_NUMBERED, _REPEATS = 1, 2
+_NUMBERED, _REPEATS, _UNCAUGHT = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,7 @@ class _Reading:
             checkpoint_step=_number(at_step),
             numbers_steps=bool(flags & _NUMBERED),
             repeats=bool(flags & _REPEATS),
+            uncaught=bool(flags & _UNCAUGHT),
             repeated=tuple((_phase(i), ns / _SECOND) for i, ns in enumerate(repeated) if ns),
             steps=Histogram(tuple(steps), step_ns / _SECOND),
             calls=Histogram(tuple(calls), call_ns / _SECOND),

@@ -124,12 +124,18 @@ class Pages:
         return min(steps) if steps and len(steps) == len(alive) else None
 
     def reached(self) -> Reached | None:
-        """Return the most steps that a rank has finished, also one that has ended. None if no page was written."""
+        """Return the most steps that a rank has finished, also one that has ended.
+
+        None if that does not show how far the ranks came: no page was written, or they saved something without steps.
+        """
         known = [view for view in self.views() if view.known]
         numbered = [view.step for view in known if view.totals.numbers_steps]
         if numbered:
             return Reached(max(numbered), numbered=True)
-        return Reached(max(view.step for view in known)) if known else None
+        step = max((view.step for view in known), default=0)
+        if not step and (not known or any(view.totals.checkpoints for view in known)):
+            return None
+        return Reached(step)
 
     def close(self, local_rank: int) -> None:
         sheet = self._sheets.pop(local_rank, None)

@@ -28,7 +28,7 @@ from launcher.settings.import_path import files_that_hide
 from launcher.settings.spec import EntryKind
 from launcher.template.messages import CANNOT_START, Spawn
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_view import Repeat
+from rendezvous.values.rank_view import RankPhase, Repeat
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ class _Started:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """The last signal that the launcher sent to a rank, and when it sent the first one."""
+    """What the launcher asked a rank to do, and when on the monotonic clock: to end or, without a signal, to pause."""
 
-    signum: int = 0
-    at_ns: int = 0
+    signum: int
+    at: float
 
 
 class Workers:
@@ -83,6 +83,7 @@ class Workers:
         self.env_for_guards: Callable[[str, str], dict[str, str]] = lambda _directory, _scratch: {}
         self.starts: dict[int, int] = {}  # how often this agent has started each rank
         self._live: dict[int, _Started] = {}
+        self._began = 0.0  # this generation, here; on the monotonic clock
         self._stops: dict[int, _Stop] = {}
 
     def carry_over(
@@ -114,6 +115,7 @@ class Workers:
     ) -> list[RankEnded]:
         """Start the ranks that are not kept. Return a `RankEnded` for each rank that could not be started."""
         not_started: list[RankEnded] = []
+        self._began = time.monotonic()
         for local_rank in range(assignment.nproc):
             if local_rank in kept:
                 continue
@@ -237,11 +239,11 @@ class Workers:
             place=page.in_words(view) if view else "",
         )
 
-    def note_stop(self, signum: int, only: Iterable[int] | None = None) -> None:
-        """Note a signal that the launcher sends, to these local ranks or to all."""
+    def note_stop(self, signum: int = 0, only: Iterable[int] | None = None) -> None:
+        """Note that the launcher signals or pauses (0) these local ranks, or all. The first time counts."""
         for local_rank in self._live if only is None else only:
             before = self._stops.get(local_rank)
-            self._stops[local_rank] = _Stop(signum, before.at_ns if before else time.time_ns())
+            self._stops[local_rank] = _Stop(signum, before.at if before else time.monotonic())
 
     async def ended(self, report: Exited) -> RankEnded:
         local_rank = report.local_rank
@@ -290,20 +292,28 @@ class Workers:
         return RankEnded(started.label.generation, local_rank, cause)
 
     def _plain_end(self, started: _Started, report: Exited, last: RankView | None) -> RankEnd:
-        """Collect what is known without reading the rank's own output."""
+        """Collect what is known without reading the rank's own output.
+
+        The times of all ranks of a node count from the same moment: they show which one ended first.
+        """
         label = started.label
-        stopped = self._stops.get(label.local_rank, _Stop())
+        stop = self._stops.get(label.local_rank)
+        ended_at = exited_at = report.at
+        if last is not None and last.known and last.phase is RankPhase.EXITING:
+            exited_at = min(ended_at, time.monotonic() - last.phase_s)
         return RankEnd(
             node=self._host,
             rank=label.rank,
             local_rank=label.local_rank,
             exit_code=report.exit_code,
             signal=report.signum,
-            stopped_by_us=stopped.signum,
-            ran_s=report.ran_s,
+            stopped_by_us=report.told if stop is not None and stop.signum else 0,
+            is_paused=stop is not None and not stop.signum and stop.at < ended_at,
+            was_exiting=stop is not None and exited_at < min(stop.at, ended_at),
+            uncaught=last.totals.uncaught if last is not None and last.known else None,
+            ran_s=exited_at - self._began,
             at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
-            stopped_at_ns=stopped.at_ns,
             step=last.step or None if last else None,
             place=page.in_words(last) if last else "",
         )

@@ -14,7 +14,6 @@ from rendezvous.values.types import (
     RestartBudget,
 )
 
-_CRASH_LOOP = CrashLoop(times=3, within_s=1.0, without_step=5)  # for the parts that are not given
 _CRASH_LOOP_FORM = ("TIMES/TIME, TIMES/step, both with a comma, or off", "3/1s,5/step")
 
 
@@ -49,8 +48,8 @@ def heals(value: str) -> RestartBudget:
 
 def crash_loop(value: str) -> CrashLoop:
     if value.strip().lower() == "off":
-        return CrashLoop(times=0, without_step=0)
-    rule, parts = _CRASH_LOOP, value.split(",")
+        return CrashLoop()
+    rule, parts = CrashLoop(), value.split(",")
     if len(parts) > 2 or (len(parts) == 2 and _is_of_steps(parts[0]) == _is_of_steps(parts[1])):
         raise BadValue("it has more than one part TIMES/TIME or TIMES/step", *_CRASH_LOOP_FORM)
     for part in parts:

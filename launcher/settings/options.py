@@ -240,10 +240,10 @@ _FAILURES = (
     _ours(
         "--crash-loop",
         "TIMES/TIME[,TIMES/step]|off",
-        "3/1s,5/step",
+        "off",
         failure_values.crash_loop,
-        "fail the job if the same rank fails within TIME after its start, TIMES times in a row, or if the job fails "
-        "TIMES times in a row without a further training step",
+        "fail the job if the same rank fails within TIME after its start, before its first training step, TIMES times "
+        "in a row, or if the job fails TIMES times in a row without a further step (example: 3/1s,5/step)",
     ),
     _ours(
         "--failure-policy",

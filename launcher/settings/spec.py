@@ -108,7 +108,7 @@ class LaunchSpec:
     budget: RestartBudget = RestartBudget()
     recover: Recover = Recover.AUTO
     heal_budget: RestartBudget = RestartBudget(UNLIMITED)
-    crash_loop: CrashLoop = CrashLoop(without_step=5)
+    crash_loop: CrashLoop = CrashLoop()
     rules: tuple[PolicyRule, ...] = ()
     scale_up: ScaleUp = ScaleUp.IMMEDIATE
     spares: int = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, debugging, messages, rank, scratch, stacks, terminal_size, tree, wire
+from .endings import Endings, has_ended
 from .forking import fork, freeze_garbage
 from .keepers import Keepers, bound
 from .messages import Exited, Keep, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 class _Child:
     local_rank: int
     generation: int
-    started: float
     group: bool  # signals go to its whole process group
+    told: int = 0  # the last signal that it was sent before it ended
 
 
 class Loop:
@@ -50,6 +51,7 @@ class Loop:
         self._warm = warm and not warm_obstacle
         self._obstacle = warm_obstacle
         self._ranks: dict[int, _Child] = {}
+        self._endings = Endings()
         self._keepers = Keepers(self._forget_zygote, self._tell)
         self._sweeper = Sweeper(
             lambda generation, killed: self._tell(Swept(generation, killed)), self._ranks.keys
@@ -154,7 +156,7 @@ class Loop:
         return ""
 
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
-        child = _Child(order.local_rank, order.generation, time.monotonic(), order.has_group)
+        child = _Child(order.local_rank, order.generation, order.has_group)
         if self._learner is not None:
             self._learner.record_rank(order.local_rank, order.env)
         pid, obstacle = fork()
@@ -181,6 +183,7 @@ class Loop:
             )
             return ""
         self._ranks[pid] = child
+        self._endings.watch(pid)
         self._sweeper.rank_started(pid, order, traces)
         self._tell(Started(child.local_rank, child.generation, pid))
         self._keepers.rank_started()
@@ -189,6 +192,7 @@ class Loop:
     def _forget_zygote(self) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._endings.forget()
         self._inbox.close()  # with the descriptors of the ranks that come next
         self._control.close()
         os.close(self._wake_r)
@@ -220,6 +224,7 @@ class Loop:
     def _signal(self, signum: int, wanted: tuple[int, ...] | None) -> None:
         for pid, child in self._ranks.items():
             if wanted is None or child.local_rank in wanted:
+                child.told = signum if not has_ended(pid) else child.told
                 _send_signal(pid, signum, to_group=child.group)
                 if signum in (
                     signal.SIGTERM,
@@ -230,28 +235,35 @@ class Loop:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
-        now = time.monotonic()
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            self._keepers.ended(pid, status, is_expected=self._sweeper.is_active)
-            child = self._ranks.pop(pid, None)
-            if self._learner is not None:
-                self._learner.reaped(pid)
-                if child is not None:
-                    self._learner.rank_ended(child.local_rank)
-            if child is not None:
-                self._tell_exit(pid, child, status, now - child.started)
+        for ended in self._endings.take():
+            self._reap_one(ended)
+        while self._reap_one(-1):
+            pass
         self._sweeper.sweep(self._n_unawaited())
 
-    def _tell_exit(self, pid: int, child: _Child, status: int, ran_s: float) -> None:
+    def _reap_one(self, which: int) -> bool:
+        """Reap this process, or any (-1). Return False if none has ended."""
+        try:
+            pid, status = os.waitpid(which, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return False
+        self._keepers.ended(pid, status, is_expected=self._sweeper.is_active)
+        child = self._ranks.pop(pid, None)
+        if self._learner is not None:
+            self._learner.reaped(pid)
+            if child is not None:
+                self._learner.rank_ended(child.local_rank)
+        if child is not None:
+            self._tell_exit(pid, child, status)
+        return True
+
+    def _tell_exit(self, pid: int, child: _Child, status: int) -> None:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, ran_s))
+        at = time.monotonic()
+        self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, at, child.told))
 
     def _end(self) -> NoReturn:
         """Kill all descendants and exit: the agent has ended or closed the socket."""

@@ -74,7 +74,8 @@ class Exited(NamedTuple):
     pid: int
     exit_code: int | None  # None: a signal ended it
     signum: int
-    ran_s: float
+    at: float  # on the monotonic clock; the reports come in the order in which the ranks ended
+    told: int = 0  # the last signal that the zygote sent it before it ended
     obstacle: str = ""  # why the rank did not start
 
 

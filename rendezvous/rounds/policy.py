@@ -39,6 +39,7 @@ _NODE_FAULTS = (
     FailureClass.SIGNAL,
     FailureClass.HANG,
 )
+_MOST_WITHOUT_STEP = 5  # failures in a row, until the ranks are not healed in place any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +49,47 @@ class Verdict:
     exclude_reason: str = ""
 
 
-def first_cause_order(cause: Cause) -> tuple[int, int, int, int, int]:
-    """The sort key for the causes of one generation. It puts the most probable first cause first.
+def first_cause_order(cause: Cause) -> tuple[tuple[int, bool], tuple[bool, int], int]:
+    """The sort key for the causes of one generation, by what each says. It puts the most probable first cause first."""
+    return _unlikelihood(cause), _steps_done(cause), cause.rank
 
-    The order in which the reports arrived has no effect. A rank that reported its own failure comes before a lost node,
-    and a lost node before an error of the network that may lie at either end, and before the consequences on its peers.
-    Among the consequences, one that may be an error of its own rank comes first. A cause that names what was lost comes
-    before that of a rank that was only stopped.
+
+def _unlikelihood(cause: Cause) -> tuple[int, bool]:
+    """A rank that reported its own failure comes before a lost node.
+
+    A lost node comes before an error of the network that may lie at either end, and before the consequences on its
+    peers. Among the consequences, one that may be an error of its own rank comes first. A cause that names what was
+    lost comes before that of a rank that was only stopped.
     """
     tier = {FailureClass.CONSEQUENCE: 4, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
     if cause.uncertain:
         tier = {FailureClass.CONSEQUENCE: 3, FailureClass.NETWORK: 2}.get(cause.failure, tier)
-    lacks_details = tier == 4 and not cause.traceback
-    no_step = cause.step is None
-    return (tier, lacks_details, no_step, 0 if cause.step is None else cause.step, cause.rank)
+    return tier, tier == 4 and not cause.traceback
+
+
+def _steps_done(cause: Cause) -> tuple[bool, int]:
+    return cause.step is None, cause.step or 0
 
 
 def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
-    """The first cause. A failure that the policy ignores is the first cause only if there is no other."""
+    """The first cause. A failure that the policy ignores is the first cause only if there is no other.
+
+    Among causes that are as likely, the one comes first whose rank ended first, as the agent of its node has seen it.
+    The clocks of nodes differ, so the first ends of the nodes are compared by steps: all ranks do the same steps, and
+    the rank that failed first has not finished its step. If that does not decide, the first report does.
+    """
     assert state.spec is not None
-    spec = state.spec
-    return min(causes, key=lambda c: (_action_for(spec, c) is PolicyAction.IGNORE, first_cause_order(c)))
+    spec, sent = state.spec, state.decision
+    reported = sent.cause if sent is not None and sent.generation == state.generation else None
+    groups: dict[tuple[bool, tuple[int, bool]], list[Cause]] = {}
+    for cause in causes:
+        is_ignored = _action_for(spec, cause) is PolicyAction.IGNORE
+        groups.setdefault((is_ignored, _unlikelihood(cause)), []).append(cause)
+    of_node: dict[str, Cause] = {}
+    for cause in sorted(groups[min(groups)], key=lambda c: (c.ran_s, _steps_done(c), c.rank)):
+        of_node.setdefault(cause.node, cause)
+    first_report = -1 if reported is None else reported.rank
+    return min(of_node.values(), key=lambda c: (_steps_done(c), c.rank != first_report, c.rank))
 
 
 def in_words(cause: Cause) -> str:
@@ -197,6 +218,8 @@ def restarts_spent(state: JobState, now: float) -> str:
 
 def heals_spent(state: JobState, now: float) -> str:
     assert state.spec is not None
+    if state.standstill.times >= _MOST_WITHOUT_STEP:
+        return f"{state.standstill.times} failures in a row without a further step"
     if state.spec.heal_budget.limit <= 0:
         return "no heals are allowed (--max-heals 0)"
     return _spent("--max-heals", state.spec.heal_budget, _used(state, now, in_place=True))
@@ -227,9 +250,9 @@ def _count_of(state: JobState, now: float, in_place: bool, more: int) -> str:
 
 
 def next_streak(state: JobState, first: Cause) -> Streak:
-    """The streak after this generation. `first` is its final first cause."""
+    """The streak after this generation. `first` is its final first cause. Steps are progress: the next may resume."""
     assert state.spec is not None
-    if first.failure is FailureClass.NODE_LOST or first.ran_s >= state.spec.crash_loop.within_s:
+    if first.step or first.failure is FailureClass.NODE_LOST or first.ran_s >= state.spec.crash_loop.within_s:
         return Streak()
     again = state.streak.times + 1 if state.streak.rank == first.rank else 1
     return Streak(first.rank, again)

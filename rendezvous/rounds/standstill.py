@@ -1,4 +1,4 @@
-"""Failures in a row without a further step: they end the job, because the next restart or heal would fail again. Pure.
+"""Failures in a row without a further step: with `--crash-loop` they end the job, and heals of them are limited. Pure.
 
 A budget per time window never ends a job that fails slowly: `--max-restarts 10/1h` permits a failure every seven
 minutes for ever. So progress is counted in steps. Agents report with each stop how many steps their ranks have
@@ -6,14 +6,12 @@ finished. A generation that fails has made no progress
 
 - if the script numbers its steps over all restarts (`ddp.elastic`, `ddp.status(step=...)`): if its highest step is not
   above that of all generations before it;
-- otherwise: if it has finished exactly as many steps as the generation before it, and failed in the same way (the same
-  rank and class of failure, the same exit code). If the world was formed in place, the counts of its ranks go on, so
-  how it failed does not matter;
+- otherwise, if it was formed in place, so that the counts of its ranks go on: if it has finished no further step;
 - otherwise, if it has finished no step at all, although earlier generations have.
 
-If no rank has a status page (programs without torch), the generation counts neither way. For these, the first rule of
-`--crash-loop` compares times. A script that has never finished a step, such as a server, may fail in several ways and
-go on; it ends if it fails in the same way each time.
+Steps that new processes have finished are progress: the next ones may resume after them. If no rank has a status page
+(programs without torch), or if ranks have saved checkpoints but finished no step, the generation counts neither way. A
+script that has never finished a step, such as a server, may fail in several ways and go on.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def _is_further(state: JobState, now: Reached, manner: str) -> bool:
         return now.step > was.highest
     if now.step == 0:
         return not was.stepped and manner != was.manner
-    return now.step != was.step or not (manner == was.manner or _formed_in_place(state))
+    return now.step != was.step or not _formed_in_place(state)
 
 
 def _formed_in_place(state: JobState) -> bool:

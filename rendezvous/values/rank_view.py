@@ -140,6 +140,7 @@ class Totals:
     checkpoints: int = 0
     checkpoint_step: int = 0  # finished steps at the end of the last checkpoint
     numbers_steps: bool = False  # the script sets the number of its steps
+    uncaught: bool = False  # it exits after an exception that nothing has caught
     repeats: bool = False  # its steps so far are the lost ones of earlier ranks
     repeated: tuple[tuple[RankPhase, float], ...] = ()  # the time in each phase until that was over
     steps: Histogram = Histogram()  # all but the first

@@ -96,9 +96,13 @@ class CrashLoop:
     also ends if `without_step` generations in a row failed and no step was finished that was not finished before.
     """
 
-    times: int = 3
+    times: int = 0
     within_s: float = 1.0
     without_step: int = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self.times > 0 or self.without_step > 0
 
 
 class PolicyAction(StrEnum):

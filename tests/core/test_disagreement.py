@@ -19,7 +19,7 @@ AGREED = {
     "--nnodes": "3:4",
     "--nproc-per-node": "2",
     "--max-restarts": "7",
-    "--crash-loop": "off",
+    "--crash-loop": "3/1s",
     "--join-timeout": "7s",
     "--last-call": "7s",
     "--replacement-timeout": "7s",

@@ -1,4 +1,4 @@
-"""Every agent ends with the same first cause, in whatever order the reports of several nodes arrive."""
+"""The first cause: the order of ends on a node, then the steps, then the first report; never a stopped rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from job_story import Story, agent, running, spec
 
 from rendezvous.rounds.policy import first_cause_order
 from rendezvous.values.events import AgentLost, AgentStopped, Event, RankFailed
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass, PolicyAction, PolicyRule
 
 NODES = ("a", "b", "c")  # of two ranks each
 CLASSES = (
@@ -45,7 +45,7 @@ def causes(node: str) -> st.SearchStrategy[tuple[Cause, ...]]:
         st.just("it failed"),
         st.integers(1, 3),
         step=st.one_of(st.none(), st.integers(0, 3)),
-        ran_s=st.just(60.0),
+        ran_s=st.sampled_from((60.0, 61.0, 62.0)),
         at=st.sampled_from(("", "1970-01-01", "2099-01-01")),
     )
     return st.lists(one, max_size=2, unique_by=lambda cause: cause.rank).map(tuple)
@@ -88,6 +88,10 @@ def told_to_all(restarts: int, arrived: list[Event]) -> Cause:
     return outcome.first_cause
 
 
+def steps(cause: Cause) -> tuple[bool, int]:
+    return cause.step is None, cause.step or 0
+
+
 ORDERS = st.lists(st.integers(0, 5), min_size=9, max_size=9)
 
 
@@ -96,20 +100,31 @@ ORDERS = st.lists(st.integers(0, 5), min_size=9, max_size=9)
 def test_the_first_cause_does_not_depend_on_the_order_of_arrival(
     fates: dict[str, Fate], one: list[int], other: list[int], restarts: int
 ) -> None:
+    """Only if two nodes have failed at the same step, the first report counts."""
     first = told_to_all(restarts, interleaved(fates, one))
-    assert told_to_all(restarts, interleaved(fates, other)) == first
+    second = told_to_all(restarts, interleaved(fates, other))
+    if second.node == first.node:
+        assert second == first
+    else:
+        assert first_cause_order(second)[:2] == first_cause_order(first)[:2]
 
 
 @settings(max_examples=150, deadline=None)
 @given(FATES, ORDERS)
-def test_it_is_the_local_cause_of_the_earliest_step_and_the_lowest_rank(
+def test_it_is_the_first_local_cause_of_its_node_and_the_earliest_step_of_all_nodes(
     fates: dict[str, Fate], order: list[int]
 ) -> None:
     first = told_to_all(0, interleaved(fates, order))
     told = [cause for fate in fates.values() for cause in fate.failures]
     own = [cause for cause in told if cause.failure is not FailureClass.CONSEQUENCE]
     if own:
-        assert first == min(own, key=lambda c: (c.step is None, c.step or 0, c.rank))
+        here = [cause for cause in own if cause.node == first.node]
+        assert first.ran_s == min(cause.ran_s for cause in here)
+        first_ends = [
+            min((c for c in own if c.node == node), key=lambda c: (c.ran_s, steps(c), c.rank))
+            for node in {cause.node for cause in own}
+        ]
+        assert steps(first) == min(steps(cause) for cause in first_ends)
     elif any(fate.lost for fate in fates.values()):
         assert first.failure is FailureClass.NODE_LOST
     else:
@@ -120,3 +135,55 @@ def test_it_is_the_local_cause_of_the_earliest_step_and_the_lowest_rank(
 def test_no_wall_clock_has_a_say(found: tuple[Cause, ...], at: str) -> None:
     for cause in found:
         assert first_cause_order(replace(cause, at=at)) == first_cause_order(cause)
+
+
+def failed(story: Story, node: str, rank: int, ran_s: float, **known: object) -> None:
+    cause = Cause(node, rank, rank % 2, FailureClass.EXIT_CODE, "exit code 7", 7, ran_s=ran_s, **known)  # type: ignore[arg-type]
+    story.happens(RankFailed(agent(node), 1, cause))
+
+
+def first_cause_of(story: Story) -> Cause:
+    outcome = story.stop("a", "b").state.outcome
+    assert outcome is not None
+    assert outcome.first_cause is not None
+    return outcome.first_cause
+
+
+def test_a_rank_that_ends_after_another_one_of_its_node_is_not_the_first_cause() -> None:
+    """A peer that sees the end of its own connection to a rank, whatever the numbers and steps of the two are."""
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "a", 1, 5.001, step=9)
+    failed(story, "a", 0, 5.002, step=8)
+    assert first_cause_of(story).rank == 1
+
+
+def test_a_rank_that_began_to_exit_first_is_the_first_cause_although_it_ended_later() -> None:
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "a", 0, 5.002)
+    failed(story, "a", 1, 5.001)
+    assert first_cause_of(story).rank == 1
+
+
+def test_of_two_nodes_the_lower_step_counts_and_then_the_first_report() -> None:
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "b", 3, 5.2, step=8)
+    failed(story, "a", 0, 5.1, step=8)
+    assert first_cause_of(story).rank == 3
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "b", 3, 5.1, step=8)
+    failed(story, "a", 0, 5.2, step=7)
+    assert first_cause_of(story).rank == 0
+
+
+def test_what_a_stopped_rank_raises_is_neither_the_first_cause_nor_a_reason_to_end_the_job() -> None:
+    """A rule of --failure-policy for exceptions, and the handler of SIGTERM of another node's rank raises one."""
+    rules = (PolicyRule(FailureClass.USER_EXCEPTION, PolicyAction.FAIL),)
+    story = running(spec(2, restarts=3, rules=rules), "a", "b")
+    story.fails("b", 2, FailureClass.SIGNAL)
+    stopped = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "stopped by the launcher (SIGTERM)", 1, stopped=True)
+    story.happens(RankFailed(agent("a"), 1, stopped))
+    story.stop("a", "b")
+    assert story.state.outcome is None
+    assert story.state.restarts_used == 1
+    ((_generation, first),) = story.state.failures
+    assert first.rank == 2

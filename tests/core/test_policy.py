@@ -49,10 +49,10 @@ def test_a_budget_per_window_forgets() -> None:
 
 
 def test_a_rank_that_fails_at_once_three_times_running_ends_the_job() -> None:
-    story = running(spec(2, restarts=9), "a", "b")
+    story = running(spec(2, restarts=9, crash_loop=CrashLoop(3)), "a", "b")
     for _ in range(2):
         story.fails("a", 1, ran_s=0.2).stop("a", "b").runs()
-    story.fails("a", 1, ran_s=0.2)
+    story.fails("a", 1, ran_s=0.2).stop("a", "b")
     assert (
         reason(story) == "rank 1 failed within 1 s of its start 3 times in a row; "
         "the job ends, because a restart would probably fail again (--crash-loop)"
@@ -61,14 +61,14 @@ def test_a_rank_that_fails_at_once_three_times_running_ends_the_job() -> None:
 
 @pytest.mark.parametrize(("rank", "ran_s"), [(0, 0.2), (1, 30.0)])
 def test_another_rank_or_a_longer_life_breaks_the_streak(rank: int, ran_s: float) -> None:
-    story = running(spec(2, restarts=9), "a", "b")
+    story = running(spec(2, restarts=9, crash_loop=CrashLoop(3)), "a", "b")
     for r, s in ((1, 0.2), (1, 0.2), (rank, ran_s), (1, 0.2)):
         story.fails("a", r, ran_s=s).stop("a", "b").runs()
     assert story.state.outcome is None
 
 
 def test_the_streak_is_about_the_first_cause_not_the_first_report() -> None:
-    story = running(spec(2, restarts=9), "a", "b")
+    story = running(spec(2, restarts=9, crash_loop=CrashLoop(3)), "a", "b")
     for _ in range(3):
         story.fails("b", 2, FailureClass.CONSEQUENCE, ran_s=0.3).fails("a", 0, ran_s=0.2).stop("a", "b")
         if story.state.outcome is None:
@@ -77,8 +77,8 @@ def test_the_streak_is_about_the_first_cause_not_the_first_report() -> None:
     assert story.state.outcome.reason.startswith("rank 0 failed within 1 s")
 
 
-def test_the_crash_loop_rule_can_be_switched_off() -> None:
-    story = running(spec(1, restarts=9, crash_loop=CrashLoop(times=0)), "a")
+def test_there_is_no_crash_loop_rule_by_default() -> None:
+    story = running(spec(1, restarts=9), "a")
     for _ in range(6):
         story.fails("a", 0, ran_s=0.1).stop("a").runs()
     assert story.state.outcome is None

@@ -72,7 +72,7 @@ def ended(code: int | None = 1, stderr: str = "", **known: object) -> Cause:
     ],
 )
 def test_exceptions_by_class(error: str, failure: FailureClass, reason: str | None) -> None:
-    cause = ended(1, "epoch 1\n" + traceback(error))
+    cause = ended(1, "epoch 1\n" + traceback(error), uncaught=True)
     assert cause.failure is failure
     assert reason is None or cause.reason == reason
     assert "line 7, in step" in cause.traceback
@@ -247,20 +247,75 @@ def test_sigkill_for_memory_is_told_apart(oom: bool | None, failure: FailureClas
     assert (cause.failure, cause.reason, cause.exit_code) == (failure, words, 137)
 
 
-RECORD = ErrorRecord("ValueError", "bad batch\nsecond line", traceback("ValueError: bad batch"), 100, step=12)
+RECORD = ErrorRecord("ValueError", "bad batch\nsecond line", traceback("ValueError: bad batch"))
 
 
-def test_a_record_is_the_cause_even_when_the_rank_was_stopped_while_it_printed() -> None:
-    cause = ended(None, signal=15, stopped_by_us=15, stopped_at_ns=200, error_record=RECORD)
+def test_a_record_is_the_cause_even_when_the_rank_was_stopped_at_its_exit() -> None:
+    known = {"signal": 15, "stopped_by_us": 15, "was_exiting": True, "uncaught": True, "step": 12}
+    cause = ended(None, error_record=RECORD, **known)
     assert (cause.failure, cause.reason, cause.exit_code) == (C.USER_EXCEPTION, "ValueError: bad batch", 1)
     assert (cause.signal, cause.step) == (0, 12)
 
 
-def test_what_is_raised_after_our_stop_is_a_consequence() -> None:
-    late = ended(1, stopped_by_us=15, stopped_at_ns=50, error_record=RECORD)
-    assert late.failure is C.CONSEQUENCE
-    interrupted = ErrorRecord("KeyboardInterrupt", "")
-    assert ended(1, stopped_by_us=2, error_record=interrupted).failure is C.CONSEQUENCE
+def test_a_record_of_an_exception_that_the_script_has_handled_does_not_explain_a_later_signal() -> None:
+    assert ended(None, signal=11, uncaught=False, error_record=RECORD).failure is C.SIGNAL
+
+
+@pytest.mark.parametrize("record", [None, RECORD])
+@pytest.mark.parametrize("uncaught", [None, False, True])
+@pytest.mark.parametrize("code", [1, 3])
+def test_what_is_raised_after_our_stop_is_a_consequence(
+    code: int, uncaught: bool | None, record: ErrorRecord | None
+) -> None:
+    """A handler of SIGTERM raises, or exits; Lightning's raises SIGTERMException."""
+    text = traceback("SIGTERMException")
+    late = ended(code, text, stopped_by_us=15, uncaught=uncaught, error_record=record)
+    assert (late.failure, late.stopped) == (C.CONSEQUENCE, True)
+    assert late.reason == "stopped by the launcher (SIGTERM)"
+    paused = ended(code, text, is_paused=True, uncaught=uncaught, error_record=record)
+    assert (paused.failure, paused.reason) == (
+        C.CONSEQUENCE,
+        "ended after the launcher had asked it to pause",
+    )
+
+
+def test_a_rank_that_had_begun_to_exit_before_our_stop_ends_by_itself() -> None:
+    stopped = {"stopped_by_us": 15, "was_exiting": True}
+    text = traceback("ValueError: bad batch")
+    for number, code in ((0, 1), (15, None)):
+        raised = ended(code, text, signal=number, uncaught=True, **stopped)
+        assert (raised.reason, raised.exit_code, raised.stopped) == ("ValueError: bad batch", 1, False)
+    left = ended(3, uncaught=False, **stopped)
+    assert (left.failure, left.reason) == (C.EXIT_CODE, "exit code 3")
+    successful = ended(None, text, signal=15, uncaught=False, **stopped)
+    assert successful.stopped
+
+
+STEPS = "".join(f"step {i}\n" for i in range(300))
+
+
+@pytest.mark.parametrize("between", ["", "going on\n", STEPS])
+@pytest.mark.parametrize("uncaught", [None, False])
+def test_an_exception_that_the_script_has_handled_is_not_its_end(uncaught: bool | None, between: str) -> None:
+    text = traceback("ConnectionRefusedError: [Errno 111] Connection refused") + between
+    cause = ended(1, text + "no checkpoint found in /data\n", uncaught=uncaught)
+    assert cause.failure is C.EXIT_CODE
+    assert cause.reason == 'exit code 1 (last line on stderr: "no checkpoint found in /data")'
+    assert not cause.traceback
+    assert not cause.hint
+
+
+def test_the_last_traceback_of_a_script_that_leaves_by_itself_has_no_class() -> None:
+    refused = traceback("ConnectionRefusedError: [Errno 111] Connection refused")
+    assert ended(1, refused, uncaught=False).failure is C.EXIT_CODE
+    assert ended(9, refused, uncaught=False).reason == "exit code 9"
+    assert ended(1, traceback(PEER_GONE[0], file=TORCH), uncaught=False).failure is C.CONSEQUENCE
+
+
+def test_an_uncaught_exception_is_the_end_whatever_is_printed_after_it() -> None:
+    later = "".join(f"wandb: line {i}\n" for i in range(99))
+    cause = ended(1, traceback("ValueError: bad batch") + later, uncaught=True)
+    assert (cause.failure, cause.reason) == (C.USER_EXCEPTION, "ValueError: bad batch")
 
 
 @pytest.mark.parametrize(("code", "number"), [(None, 15), (None, 9), (None, 6), (143, 0), (0, 0), (1, 0)])
@@ -278,7 +333,7 @@ def test_long_accounts_are_bounded_and_keep_the_exception() -> None:
     deep = ended(1, f"Traceback (most recent call last):\n{frames}RecursionError: deep\n")
     assert len(deep.traceback.splitlines()) <= 40
     assert deep.traceback.endswith("RecursionError: deep")
-    talkative = ended(1, traceback("ValueError: x\n" + "more\n" * 500))
+    talkative = ended(1, traceback("ValueError: x\n" + "more\n" * 500), uncaught=True)
     assert "ValueError: x" in talkative.traceback
     assert len(talkative.traceback.splitlines()) <= 40
     assert len(ended(1, traceback("ValueError: " + "x" * 100_000)).reason) <= 600

@@ -38,14 +38,16 @@ def pages() -> Iterator[Pages]:
     made.close_all()
 
 
-def after(pages: Pages, program: str, native: str = "1", repeat: Repeat = NO_REPEAT) -> RankView:
+def after(
+    pages: Pages, program: str, native: str = "1", repeat: Repeat = NO_REPEAT, exit_code: int = 0
+) -> RankView:
     """Run it to its end as a rank. -> what is on its page then"""
     env = dict(os.environ) | pages.open(0, 5, repeat) | {"DDP_NATIVE": native}
     code = HEAD + textwrap.dedent(program)
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == exit_code, done.stderr
     view = pages.ended(0)
     assert view is not None
     return view
@@ -199,6 +201,32 @@ def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
     assert totals.total_steps == 40
     assert totals.epoch is not None
     assert (totals.epoch.batches, totals.epoch.done) == (12, 2)
+
+
+@WRITERS
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "uncaught"),
+    [
+        ("raise ValueError('bad batch')", 1, True),
+        ("sys.excepthook = print; raise ValueError('bad batch')", 1, True),
+        ("sys.exit('no checkpoint found')", 1, False),
+        ("pass", 0, False),
+    ],
+)
+def test_whether_nothing_has_caught_the_last_exception(
+    pages: Pages, native: str, ending: str, exit_code: int, uncaught: bool
+) -> None:
+    program = f"""
+    import atexit, sys, traceback
+    atexit.register(page.phase, s.EXITING)
+    try:
+        raise KeyError("handled")
+    except KeyError:
+        traceback.print_exc()
+    {ending}
+    """
+    view = after(pages, program, native, exit_code=exit_code)
+    assert (view.phase, view.totals.uncaught) == (RankPhase.EXITING, uncaught)
 
 
 @WRITERS

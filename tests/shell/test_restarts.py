@@ -130,6 +130,64 @@ def test_two_ranks_that_fail_at_once_give_one_cause(launch: Launch) -> None:
     assert told["exit_code"] == 10 + told["first_cause"]["rank"]
 
 
+@pytest.mark.parametrize("reaction", ["raise RuntimeError('told to stop')", "sys.exit(1)", "os._exit(4)"])
+def test_what_a_rank_does_after_it_was_told_to_stop_is_not_the_cause(launch: Launch, reaction: str) -> None:
+    """Neither for the box nor for --failure-policy, which permits the restart after exit code 3 only."""
+    source = FAMILY + (
+        f"def told(*_):\n    {reaction}\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit(5)\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, told)\n"
+        "    there('rank')\n"
+        "    while True: signal.pause()\n"
+        "while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
+        "sys.exit(3)\n"
+    )
+    policy = "user-exception=fail,exit-code=fail,exit-code:3=restart"
+    job = launch(*PLAIN, "--max-restarts", "3", "--failure-policy", policy, source=source)
+    assert job.wait() == 5
+    first, last = job.failure()["decisions"]
+    assert "rank 1 on " in first["reason"]
+    assert (first["kind"], last["kind"]) == ("restart", "fail")
+    assert job.said().count("(restart 1 of 3)") == 1
+    assert "told to stop" not in job.failure()["summary"]
+
+
+def test_a_peer_that_sees_the_end_of_its_own_connection_is_not_the_cause(launch: Launch) -> None:
+    source = FAMILY + (
+        "import socket\n"
+        "path = os.environ['THERE'] + '/socket'\n"
+        "s = socket.socket(socket.AF_UNIX)\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    s.bind(path); s.listen(1); there('rank')\n"
+        "    s.accept()[0].recv(1)\n"
+        "    os._exit(7)\n"
+        "while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
+        "s.connect(path)\n"
+        "os._exit(3)\n"
+    )
+    job = launch(*PLAIN, source=source)
+    assert job.wait() == 3
+    assert job.failure()["first_cause"]["rank"] == 1
+
+
+@pytest.mark.parametrize("options", [PLAIN, ("--nproc-per-node", "2")], ids=["cold", "warm"])
+def test_an_exception_that_the_script_has_handled_is_not_the_reason(
+    launch: Launch, options: tuple[str, ...]
+) -> None:
+    source = RANK_0_STAYS + (
+        "import traceback\n"
+        "try: raise ConnectionRefusedError('tracking server')\n"
+        "except OSError: traceback.print_exc()\n"
+        "sys.exit('no checkpoint found in /data')\n"
+    )
+    job = launch(*options, source=source)
+    assert job.wait() == 1
+    told = job.failure()["first_cause"]
+    assert (told["class"], told["traceback"]) == ("exit-code", "")
+    assert told["reason"].endswith('"no checkpoint found in /data")')
+
+
 def test_program_that_cannot_be_executed(launch: Launch, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")

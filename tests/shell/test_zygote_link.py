@@ -40,7 +40,7 @@ def spawn(local_rank: int, *argv: str) -> Spawn:
         Sweep(7),
         messages.Ready(False, "why", 0.5),
         Started(1, 2, 3),
-        Exited(1, 2, 3, None, 9, 1.5),
+        Exited(1, 2, 3, None, 9, 7.5, told=15),
         messages.Keeping(1, 29400, True),
         messages.KeeperEnded(1, "killed by SIGKILL"),
         Swept(1, 0),

@@ -109,10 +109,10 @@ MUTANTS = (
         "if before is None and newcomer.node_rank is not None:",
     ),
     Mutant(
-        "the first report is the first cause",
+        "a consequence is as likely the first cause as a failure",
         "rendezvous.rounds.policy",
-        "return (tier, lacks_details, no_step, 0 if cause.step is None else cause.step, cause.rank)",
-        "return (0, False, False, 0, 0)",
+        "return tier, tier == 4 and not cause.traceback",
+        "return 0, False",
     ),
     Mutant(
         "reports are not sent again",

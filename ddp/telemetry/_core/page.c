@@ -22,7 +22,7 @@
 enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, BINS = 24, KNOWN_GROUPS = 4096 };
 enum phase { STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT, EVALUATION, SECTION, IDLE, EXITING };
 
-enum { NUMBERED = 1, REPEATS = 2 }; /* flags of the totals */
+enum { NUMBERED = 1, REPEATS = 2, UNCAUGHT = 4 }; /* flags of the totals */
 enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and is counted separately */
 
 typedef _Atomic uint64_t counter;
@@ -247,12 +247,22 @@ static PyObject *page_evaluates(PyObject *self, PyObject *yes) {
     Py_RETURN_NONE;
 }
 
+/* The interpreter keeps the exception that nothing has caught, and then exits. */
+static void note_uncaught(struct totals *t) {
+    if (!PySys_GetObject("last_type")) return;
+    begin(&t->sequence);
+    t->flags |= UNCAUGHT;
+    end(&t->sequence);
+}
+
 static PyObject *page_phase(PyObject *self, PyObject *wanted) {
     struct page *page = page_of(self);
     unsigned long phase = PyLong_AsUnsignedLong(wanted);
     if (PyErr_Occurred()) return NULL;
     if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "invalid phase %lu: not a number from 0 to %d", phase, EXITING);
-    return PyLong_FromLong(page ? (long)enter_phase((Page *)self, &page->progress, (uint32_t)phase) : STARTING);
+    if (!page) return PyLong_FromLong(STARTING);
+    if (phase == EXITING) note_uncaught(&page->totals);
+    return PyLong_FromLong((long)enter_phase((Page *)self, &page->progress, (uint32_t)phase));
 }
 
 /* A phase that the script has named lasts until the script ends it. Communication before the first step belongs to the
