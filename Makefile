@@ -75,7 +75,7 @@ test-containers: install-test
 	$(BIN)/python -m pytest tests/deploy/test_containers.py -m nightly
 
 # What `make test` leaves out. docs/nightly.md lists it, with the reason and with what of it `make test` keeps.
-nightly: install-test
+nightly: install-test .venv-unchanged/.installed
 	$(MAKE) sim SEEDS=20000
 	$(MAKE) lint-deploy
 	$(MAKE) matrix VERSIONS="--no-docs oldest newest"

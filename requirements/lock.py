@@ -6,6 +6,7 @@
     tools.txt    the programs of `make lock`, `make audit` and `make sbom`, for an environment of their own
     lint.txt     the policy linter of the manifests, for another: it wants older versions of what we use
     site.txt     the generator of the documentation site, for an environment of its own
+    unchanged.txt  packages whose programs tests/unchanged runs, for another
     generator.txt  the compiler of the schemas, for another: as old as the oldest protobuf that we run with
     deploy/docker/service.requirements.txt                 what the image of the service needs
 
@@ -41,11 +42,14 @@ TOOLS = ("cyclonedx-python-lib[json-validation]", "pip-audit", "uv")
 SITE = ("mkdocs>=1.6", "mkdocs-material>=9.6", "mike>=2.1", "pymdown-extensions<13")  # 13 wants 3.11.5
 # The last whose code runs with protobuf 5.29. There are wheels for Python up to 3.13.
 GENERATOR = "grpcio-tools==1.71.*"
+# Not hydra: its parser is published as sources only.
+UNCHANGED = ("transformers", "lightning", "click", "tensorboard", "wandb")
 FOR_CUDA = ("cuda-", "nvidia-", "triton")
 _APART = (
     "tools.txt",
     "lint.txt",
     "generator.txt",
+    "unchanged.txt",
     "site.txt",
     "torch-cpu.txt",
 )  # other environments; another name of a version
@@ -169,6 +173,11 @@ def renewed(uv: str, upgrade: tuple[str, ...]) -> dict[Path, tuple[str, Pins]]:
     (torch,) = (key for key in install if key[0] == "torch")
     cuda = {key: pin for key, pin in install.items() if pin.name.startswith(FOR_CUDA)}
     beside = {key: pin for key, pin in install.items() if key not in cuda and key != torch}
+    names = {name for name, _ in install}
+    wanted = apart(uv, "unchanged.txt", upgrade, *UNCHANGED)
+    unchanged = {
+        key: pin for key, pin in wanted.items() if key[0] not in names and not key[0].startswith(FOR_CUDA)
+    }
     tools = "The programs of `make lock`, `make audit` and `make sbom`"
     return {
         HERE / "torch.txt": ("torch", {torch: install[torch]}),
@@ -183,6 +192,7 @@ def renewed(uv: str, upgrade: tuple[str, ...]) -> dict[Path, tuple[str, Pins]]:
             "The generator of the documentation site",
             apart(uv, "site.txt", upgrade, *SITE),
         ),
+        HERE / "unchanged.txt": ("What the programs of tests/unchanged need beside torch", unchanged),
         HERE / "generator.txt": (
             "The compiler of the schemas",
             apart(uv, "generator.txt", upgrade, GENERATOR),
