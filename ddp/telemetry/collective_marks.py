@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import capture, status_page, torch_api, torch_names
 from .collective_facts import FACTS, format_ranks, given_timeout_s, tensor_facts
-from .page_writer import LONGEST_NAME
+from .page_layout import LONGEST_NAME
 from .status_page import COMMUNICATE
 
 if TYPE_CHECKING:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongValue
-from ddp.telemetry.status_page import CHECKPOINT, EVALUATION, SECTION, keep, kept, page
+from ddp.telemetry.status_page import CHECKPOINT, EVALUATION, SECTION, page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+class _OfThread(threading.local):
+    section: tuple[str, float, int] = ("", 0.0, 0)
+
+
+_of_thread = _OfThread()
 _EVALUATION = ("eval", "evaluation", "evaluate", "validation", "validate")
 
 
@@ -32,13 +39,13 @@ def section(name: str, timeout: float | timedelta | None = None) -> Iterator[Non
             "Leave it out for the launcher's own limit"
         )
     it = page()
-    around: tuple[str, float, int] = kept("section") or ("", 0.0, 0)
+    around = _of_thread.section
     before = it.phase(EVALUATION if name.lower() in _EVALUATION else SECTION)
-    keep("section", (name, seconds, it.section(name, seconds, 0)))
+    _of_thread.section = (name, seconds, it.section(name, seconds, 0))
     try:
         yield
     finally:
-        keep("section", around)
+        _of_thread.section = around
         it.section(*around)
         it.phase(before)
 

@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import page_writer
-from .page_writer import (
+from .page_layout import (
     BACKWARD,
     CHECKPOINT,
     COMMUNICATE,
@@ -68,7 +68,10 @@ _TRACE_COLLECTIVES = 1
 
 
 class Page(Protocol):
-    """The writer's interface. `ddp.telemetry.collective_marks` calls `group`, `enter` and `leave`."""
+    """The writer's interface. `ddp.telemetry.collective_marks` calls `group`, `enter` and `leave`.
+
+    Each thread has its own phase; the page shows the phase of the thread that trains (`_core/page.c`).
+    """
 
     def phase(self, number: int, /) -> int:
         """Enter a phase; return the phase before."""
@@ -96,12 +99,6 @@ class Page(Protocol):
 
     def total(self, steps: int, /) -> None:
         """Note how many steps the script will take in all."""
-
-    def epoch(self, batches: int, /) -> None:
-        """Begin an epoch of a data loader; `batches` 0: their number is unknown."""
-
-    def batch(self) -> None:
-        """Count a batch of the epoch, unless it belongs to an evaluation."""
 
     def buckets(self, of: int, launched: int, finished: int, /) -> None:
         """Set the counts of the running backward's buckets."""
@@ -152,7 +149,7 @@ class _DiscardingPage:
         return 0
 
     phase = mark = back = step = number = buckets = group_timeout = _discard
-    evaluates = awaits = total = repeats = epoch = batch = _discard
+    evaluates = awaits = total = repeats = _discard
     group = enter = leave = forget = section = message = error = _discard
 
 

@@ -29,7 +29,7 @@ from . import (
 from .status_page import BACKWARD, CHECKPOINT, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .status_page import Page
 
@@ -109,7 +109,6 @@ def _mark_steps(page: Page) -> None:
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
-    _mark_failed_steps(page)
 
 
 def _refuse_garbage() -> None:
@@ -120,38 +119,10 @@ def _refuse_garbage() -> None:
         raise DistBackendError(f"{reason}. The gradients may be garbage, so the optimizer does not use them")
 
 
-def _mark_failed_steps(page: Page) -> None:
-    """Mark steps that raise: torch calls no hook after them, so the mark goes inside torch's own wrapper of `step`."""
-    import torch
-
-    is_compiling = torch.compiler.is_compiling
-
-    def wrap(wrap_step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(wrap_step)
-        def profile_hook_step(step: Callable[..., Any]) -> Any:
-            @functools.wraps(step)
-            def guarded(*args: Any, **kwargs: Any) -> Any:
-                if is_compiling():
-                    return step(*args, **kwargs)
-                try:
-                    return step(*args, **kwargs)
-                except BaseException:
-                    page.mark(IDLE)
-                    raise
-
-            return wrap_step(guarded)
-
-        return profile_hook_step
-
-    torch_api.patch(torch_names.PROFILE_STEP, wrap)
-
-
 def _mark_modules(page: Page) -> None:
     """Mark the forward of torch's DistributedDataParallel, and of ours, which inherits from it."""
-    for name in (torch_names.PRE_FORWARD, torch_names.INSIDE_FORWARD, torch_names.POST_FORWARD):
-        torch_api.get(name)  # all or none: a phase that begins must end
+    torch_api.get(torch_names.POST_FORWARD)  # both or none: a phase that begins must end
     torch_api.patch(torch_names.PRE_FORWARD, partial(_marking_begin, page))
-    torch_api.patch(torch_names.INSIDE_FORWARD, partial(_marking_errors, page))
     torch_api.patch(torch_names.POST_FORWARD, partial(_marking_end, page))
 
 
@@ -161,14 +132,6 @@ def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
     waits = status_page.keep("torchs_reducer", _TorchsReducer(page))
 
-    # torch.compile cannot trace a frame that handles exceptions, so the handler has its own frame.
-    def begin(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        try:
-            return pre(self, *inputs, **kwargs)
-        except BaseException:
-            page.mark(IDLE)
-            raise
-
     @functools.wraps(pre)
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -177,7 +140,7 @@ def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
         page.evaluates(not has_gradients)
         waits.forward(self, has_gradients)
         page.mark(FORWARD)
-        return begin(self, *inputs, **kwargs)
+        return pre(self, *inputs, **kwargs)
 
     return _pre_forward
 
@@ -191,40 +154,23 @@ class _TorchsReducer:
     """
 
     def __init__(self, page: Page) -> None:
-        from torch import distributed
+        from torch import Tensor, distributed
 
         queue, awaits = torch_api.get(torch_names.ENGINE).queue_callback, page.awaits
         self._begun = lambda _gradients: queue(awaits)
-        self._class = getattr(distributed, "Reducer", ())  # its C++ reducer; ours tells the page itself
+        self._class = getattr(distributed, "Reducer", None)  # its C++ reducer; ours tells the page itself
+        self._tensor = Tensor  # a class that inherits from it may run code of the script
         self.is_due = False
 
     def forward(self, module: Any, has_gradients: bool) -> None:
-        self.is_due = has_gradients and isinstance(getattr(module, "reducer", None), self._class)
+        self.is_due = has_gradients and type(vars(module).get("reducer")) is self._class
 
     def backward(self, args: tuple[Any, ...]) -> None:
         """The hook is not removed, which would take as long as the rest: the graph of a step ends with it."""
         self.is_due = False
-        roots = args[0] if args else ()
-        node = getattr(roots[0] if isinstance(roots, tuple) and roots else roots, "grad_fn", None)
-        if node is not None and not torch_api.is_autograd_compiled():
-            node.register_prehook(self._begun)
-
-
-def _marking_errors(page: Page, inside: Callable[..., Any]) -> Callable[..., Any]:
-    # torch hides its own function from torch.compile in the same way.
-    hidden: Callable[[Any], Any] = torch_api.get(torch_names.DISABLE_DYNAMO)(recursive=False)
-
-    @contextlib.contextmanager
-    @hidden
-    def _inside_ddp_forward(self: Any) -> Iterator[None]:
-        with inside(self):
-            try:
-                yield
-            except BaseException:
-                page.mark(IDLE)
-                raise
-
-    return functools.wraps(inside)(_inside_ddp_forward)
+        root = args[0][0] if args and type(args[0]) is tuple and args[0] else None
+        if type(root) is self._tensor and root.grad_fn is not None and not torch_api.is_autograd_compiled():
+            root.grad_fn.register_prehook(self._begun)
 
 
 def _marking_end(page: Page, post: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,7 +210,6 @@ def _mark_backward(page: Page) -> None:
 
 def _mark_loaders(page: Page) -> None:
     import torch
-    from torch.utils.data import DataLoader
 
     is_grad_enabled = torch.is_grad_enabled
 
@@ -274,38 +219,13 @@ def _mark_loaders(page: Page) -> None:
             page.evaluates(not is_grad_enabled())
             before = page.mark(DATA)
             try:
-                batch = original(self)
+                return original(self)
             finally:
                 page.back(before)
-            page.batch()
-            return batch
 
         return __next__
 
     torch_api.patch(torch_names.NEXT_BATCH, wrap)
-    begin: Callable[..., Any] = DataLoader.__iter__
-
-    @functools.wraps(begin)
-    def __iter__(self: Any) -> Any:
-        batches = begin(self)
-        if is_grad_enabled():
-            page.epoch(_batches_in(self))
-        return batches
-
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-
-
-def _batches_in(loader: Any) -> int:
-    """The number of batches in an epoch; 0 if it is unknown. torch warns about loaders without an index whose
-    length was asked for, so they are not asked."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(loader.dataset, IterableDataset):
-        return 0
-    try:
-        return len(loader)
-    except Exception:  # the sampler is code of the user, and may have no length
-        return 0
 
 
 def _mark_saving(page: Page) -> None:
@@ -323,9 +243,6 @@ def _mark_saving(page: Page) -> None:
             page.phase(before)
 
     torch.save = torch.serialization.save = saving
-    for module in list(sys.modules.values()):  # what the zygote has learned may have its own name for it
-        if getattr(module, "__dict__", {}).get("save") is save:
-            module.save = saving  # type: ignore[attr-defined]
 
 
 def _mark_replays(page: Page) -> None:

@@ -66,7 +66,6 @@ def _each(owner: str, use: Use, loses: str, *names: str) -> tuple[Name, ...]:
 # --- what is replaced in torch itself ----------------------------------------------------------------
 
 PRE_FORWARD = Name(_DDP, "_pre_forward", Use.PATCHED, _FORWARD, ("self", "inputs", "kwargs"))
-INSIDE_FORWARD = Name(_DDP, "_inside_ddp_forward", Use.PATCHED, _FORWARD, ("self",))
 POST_FORWARD = Name(_DDP, "_post_forward", Use.PATCHED, _FORWARD, ("self", "output"))
 RUN_BACKWARD = Name("torch.autograd", "_engine_run_backward", Use.PATCHED, _BACKWARD, ("t_outputs",))
 NEXT_BATCH = Name(
@@ -75,13 +74,6 @@ NEXT_BATCH = Name(
     Use.PATCHED,
     "the phase DATA on the status page",
     ("self",),
-)
-PROFILE_STEP = Name(
-    "torch.optim.optimizer:Optimizer",
-    "profile_hook_step",
-    Use.PATCHED,
-    "the end of the phase OPTIMIZER after a step that raises",
-    ("func",),
 )
 NEW_GROUP = Name(
     _C10D,
@@ -253,7 +245,7 @@ ON_OBJECTS: dict[str, str] = {
 }
 
 NAMES: tuple[Name, ...] = (
-    *(PRE_FORWARD, INSIDE_FORWARD, POST_FORWARD, RUN_BACKWARD, NEXT_BATCH, PROFILE_STEP, NEW_GROUP),
+    *(PRE_FORWARD, POST_FORWARD, RUN_BACKWARD, NEXT_BATCH, NEW_GROUP),
     *(SET_GROUP_NAME, ENGINE, SYNC_STATES, FIRST_BUCKET, FUTURE, FOREACH_COPY),
     *(FOREACH_DIVIDE, FOREACH_NORM, SKIPPED_BY_DYNAMO, DISABLE_DYNAMO, RPC_IS_USED, RPC_CONTEXT),
     *(

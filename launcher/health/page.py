@@ -18,7 +18,6 @@ from rendezvous.values.rank_view import (
     NO_REPEAT,
     Buckets,
     Collective,
-    Epoch,
     GroupView,
     Histogram,
     ProcessView,
@@ -174,8 +173,8 @@ class _Reading:
 
     def _totals(self, open_s: float) -> Totals:
         at_step, checkpoints, flags, *rest = self._fields(TOTALS)
-        first_at, formed_at, total, batches, batch, epoch_at, step_ns, call_ns, *rest = rest
-        *rest, hidden_ns = rest
+        first_at, formed_at, total, *_reserved, step_ns, call_ns = rest[:8]
+        *rest, hidden_ns = rest[8:]
         repeated, steps, calls = rest[:12], rest[12 : 12 + BINS], rest[12 + BINS :]
         return Totals(
             open_s=open_s,
@@ -191,7 +190,6 @@ class _Reading:
             calls=Histogram(tuple(calls), call_ns / _SECOND),
             hidden_s=hidden_ns / _SECOND,
             total_steps=_number(total),
-            epoch=Epoch(_number(batches), _number(batch), self._ago(epoch_at)) if batches else None,
         )
 
     def _buckets(self, fields: list[int]) -> Buckets | None:

@@ -1,8 +1,8 @@
 """How far the ranks of this node are, how fast, and how much time is left, in a few words for the progress line. Pure.
 
 The slowest rank counts. The time left is known if the script tells how many steps it will take
-(`ddp.status(total=...)`), otherwise for the epoch of a data loader with a length. It is computed from the average of
-all steps but the first, or of all batches of the epoch: over a long time the last steps are no better guess.
+(`ddp.status(total=...)`). It is computed from the average of all steps but the first: over a long time the last steps
+are no better guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _STUCK_S = 10.0  # without a step, and ...
 _STUCK_STEPS = 5  # ... for so many times the time of a step: a rate would be a thing of the past
-_FEWEST_BATCHES = 3
 
 
 def in_words(views: Sequence[RankView]) -> str:
@@ -39,17 +38,9 @@ def in_words(views: Sequence[RankView]) -> str:
 def _left(last: RankView, total: int) -> list[str]:
     steps = last.totals.steps
     measured = sum(steps.bins)
-    if total:
-        return (
-            [f"{_clock((total - last.step) * steps.sum_s / measured)} left"]
-            if measured and total > last.step
-            else []
-        )
-    epoch = last.totals.epoch
-    if epoch is None or not _FEWEST_BATCHES <= epoch.done < epoch.batches:
+    if not measured or total <= last.step:
         return []
-    left_s = (epoch.batches - epoch.done) * epoch.since_s / epoch.done
-    return [f"{_clock(left_s)} left of the epoch"]
+    return [f"{_clock((total - last.step) * steps.sum_s / measured)} left"]
 
 
 def _clock(seconds: float) -> str:

@@ -122,15 +122,6 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """How far the rank is in its data loader."""
-
-    batches: int
-    done: int
-    since_s: float  # ago
-
-
-@dataclass(frozen=True, slots=True)
 class Totals:
     """What has happened since the rank opened its page."""
 
@@ -138,7 +129,7 @@ class Totals:
     first_step_s: float | None = None  # ago: the end of its first step
     formed_s: float | None = None  # ago: the end of its first collective, which forms the first group
     checkpoints: int = 0
-    checkpoint_step: int = 0  # finished steps at the end of the last checkpoint
+    checkpoint_step: int = 0  # finished steps when the last checkpoint began
     numbers_steps: bool = False  # the script sets the number of its steps
     uncaught: bool = False  # it exits after an exception that nothing has caught
     repeats: bool = False  # its steps so far are the lost ones of earlier ranks
@@ -147,7 +138,6 @@ class Totals:
     calls: Histogram = Histogram()  # collectives
     hidden_s: float = 0.0  # an asynchronous collective ran, and the rank did not wait for it
     total_steps: int = 0  # that the script will take; 0: unknown
-    epoch: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.health import page
 from launcher.health.step_rate import in_words
-from rendezvous.values.rank_view import Epoch, Histogram, ProcessView, RankView, Totals
+from rendezvous.values.rank_view import Histogram, ProcessView, RankView, Totals
 
 TRAINS = RankView(
     0, known=True, step=120, mean_step_s=0.25, step_s=0.1, totals=Totals(steps=Histogram((119,), 59.5))
@@ -39,8 +39,6 @@ def with_totals(**more: object) -> RankView:
         ),  # 0.5 s each, on average
         ([with_totals(total_steps=50_000)], "step 120 of 50000, 4 steps/s, 6:55:40 left"),
         ([with_totals(total_steps=120)], "step 120 of 120, 4 steps/s"),
-        ([with_totals(epoch=Epoch(200, 20, 10.0))], "step 120, 4 steps/s, 1:30 left of the epoch"),
-        ([with_totals(epoch=Epoch(200, 200, 10.0))], "step 120, 4 steps/s"),
         ([], ""),
     ],
 )

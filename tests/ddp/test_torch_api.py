@@ -46,7 +46,6 @@ def put_marks() -> list[str]:
     page = status_page.page()
     for mark in (
         *torch_marks._MARKS[1:],
-        torch_marks._mark_failed_steps,
         collective_marks.mark_group_creation,
     ):
         with contextlib.suppress(ImportError, AttributeError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp.telemetry import page_writer
+from ddp.telemetry import page_layout, page_writer
 from launcher.health import page
 from launcher.template import first_step
 from launcher.template.learner import Learner
@@ -218,7 +218,7 @@ def test_learning_waits_less_for_ranks_that_have_finished_a_step(tmp_path: Path)
     mine._quiet = mine._quiet._replace(since=mine._started_at + 1.25)
     pages[0].step()
     assert mine._quiet_s() == 3.0
-    pages[1].phase(page_writer.BACKWARD)
+    pages[1].phase(page_layout.BACKWARD)
     assert mine._quiet_s() == 3.0
     pages[1].step()
     assert mine._quiet_s() == pytest.approx(1.25)

@@ -177,11 +177,6 @@ def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
         page.leave(ticket)
         page.leave(ticket)
         page.step()
-    page.epoch(12)
-    page.batch()
-    page.batch()
-    page.evaluates(True)
-    page.batch()
     page.total(40)
     """
     totals = after(pages, program, native).totals
@@ -199,8 +194,6 @@ def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
     assert totals.first_step_s is not None
     assert totals.formed_s > totals.first_step_s
     assert totals.total_steps == 40
-    assert totals.epoch is not None
-    assert (totals.epoch.batches, totals.epoch.done) == (12, 2)
 
 
 @WRITERS
@@ -434,5 +427,4 @@ def test_an_unchanged_script(pages: Pages) -> None:
     assert (totals.checkpoints, totals.checkpoint_step) == (1, 3)
     assert spent[RankPhase.EVALUATION] >= 0.05
     assert spent[RankPhase.FORWARD] >= 0.04
-    assert totals.epoch is None  # nobody knows how long the last one is
     assert sum(totals.steps.bins) == 4

@@ -4,6 +4,10 @@
  * its copy of a block only if the counter was even before and has the same value after. The fences keep this order on
  * any CPU. A write makes no system call: the clock is read through the vDSO, the page is memory. The GIL serializes the
  * threads of the writer. A forked child inherits the page, but it is not the rank, so it writes nothing.
+ *
+ * Each thread has a phase of its own, so phases of threads nest independently. The page shows the phase of one thread:
+ * the one that trains. That is the thread that opened the page, until another one takes the first backward pass or
+ * optimizer step. If several threads train, it is the thread that opened the page, or the first one of the others.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -23,6 +27,7 @@ enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, BINS = 24, KNOWN_GROUPS
 enum phase { STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT, EVALUATION, SECTION, IDLE, EXITING };
 
 enum { NUMBERED = 1, REPEATS = 2, UNCAUGHT = 4 }; /* flags of the totals */
+enum { TICKET_GROUP = 1, TICKET_NUMBER = 13 }; /* places in a ticket, after the bit of a PAIR: 12 bits for the group */
 enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and is counted separately */
 
 typedef _Atomic uint64_t counter;
@@ -73,7 +78,7 @@ struct totals {
     counter sequence;
     uint64_t checkpoint_step;
     uint32_t checkpoints, flags;
-    uint64_t first_step_at, formed_at, total_steps, batches, batch, epoch_at, step_sum_ns, call_sum_ns;
+    uint64_t first_step_at, formed_at, total_steps, unused[3], step_sum_ns, call_sum_ns;
     uint64_t repeated_ns[PHASES];
     uint32_t steps[BINS], calls[BINS];
     uint64_t hidden_ns; /* an asynchronous collective ran, and the rank did not wait for it */
@@ -121,6 +126,35 @@ typedef struct {
 
 static int this_process_writes;
 
+/* --- threads: a number is never used again, unlike the thread ids of the system ------------------------------------- */
+
+static _Thread_local struct {
+    uint64_t number;
+    uint64_t saves_step; /* finished steps when its checkpoint began */
+    uint32_t phase;
+    int trains; /* it has begun a backward pass */
+} mine;
+static uint64_t threads, opener; /* how many threads have numbers; the one that opened the page */
+static _Atomic uint64_t shown;   /* the one whose phase the page shows; 0: it has ended */
+static int shown_trains;
+static pthread_key_t at_thread_end;
+
+static void thread_ended(void *number) { /* without the GIL */
+    uint64_t ended = (uint64_t)(uintptr_t)number;
+    atomic_compare_exchange_strong(&shown, &ended, 0);
+}
+
+static void meet_thread(void) {
+    if (mine.number) return;
+    mine.number = ++threads;
+    mine.phase = IDLE;
+    pthread_setspecific(at_thread_end, (void *)(uintptr_t)mine.number);
+}
+
+static int is_shown(void) {
+    return atomic_load_explicit(&shown, memory_order_relaxed) == mine.number;
+}
+
 static void in_forked_child(void) {
     this_process_writes = 0;
 }
@@ -158,7 +192,9 @@ static int put_text(char *to, size_t room, PyObject *text) {
 }
 
 static struct page *page_of(PyObject *self) {
-    return this_process_writes ? ((Page *)self)->page : NULL;
+    if (!this_process_writes) return NULL;
+    meet_thread();
+    return ((Page *)self)->page;
 }
 
 static int has_wrong_count(Py_ssize_t given, Py_ssize_t wanted, const char *what) {
@@ -185,10 +221,10 @@ static uint32_t final_account(const Page *self, uint32_t account, uint32_t next)
     return account == IDLE && next == BACKWARD && in_a_step ? FORWARD : account;
 }
 
-static void note_checkpoint(struct page *page) {
+static void note_checkpoint(struct page *page, uint64_t step) {
     struct totals *t = &page->totals;
     begin(&t->sequence);
-    t->checkpoint_step = page->progress.step;
+    t->checkpoint_step = step;
     t->checkpoints++;
     end(&t->sequence);
 }
@@ -210,9 +246,29 @@ static int is_open(const Page *self, const struct collective *slot) {
     return slot->number > self->open_after && slot->flags & ASYNC && !slot->finished_at;
 }
 
-static uint32_t enter_phase(Page *self, struct progress *p, uint32_t phase) {
+static void clear(counter *sequence, size_t size) {
+    begin(sequence);
+    memset((char *)sequence + sizeof *sequence, 0, size - sizeof *sequence);
+    end(sequence);
+}
+
+/* Whether the page shows this thread from now on, because it enters this phase. */
+static int shows(struct page *page, uint32_t phase) {
+    int part_of_training = phase == BACKWARD || phase == OPTIMIZER;
+    uint64_t other = atomic_load_explicit(&shown, memory_order_relaxed);
+    if (other != mine.number) {
+        int is_free = !other || phase == EXITING || (part_of_training && !shown_trains);
+        if (!(mine.number == opener ? is_free || part_of_training : is_free && part_of_training)) return 0;
+        if (page->section.since) clear(&page->section.sequence, sizeof page->section); /* of the other thread */
+        atomic_store_explicit(&shown, mine.number, memory_order_relaxed);
+        shown_trains = 0;
+    }
+    shown_trains |= part_of_training;
+    return 1;
+}
+
+static void show_phase(Page *self, struct progress *p, uint32_t phase) {
     uint64_t now = now_ns();
-    uint32_t before = p->phase;
     if (phase == BACKWARD || phase == OPTIMIZER) self->evaluating = 0;
     count_hidden(self, now);
     begin(&p->sequence);
@@ -223,7 +279,15 @@ static uint32_t enter_phase(Page *self, struct progress *p, uint32_t phase) {
     p->phase_since = now;
     end(&p->sequence);
     if (phase >= DATA && phase <= COMMUNICATE) self->moved = self->ever_moved = 1;
-    if (before == CHECKPOINT && phase != CHECKPOINT) note_checkpoint(self->page);
+}
+
+static uint32_t enter_phase(Page *self, struct page *page, uint32_t phase) {
+    uint32_t before = mine.phase;
+    mine.phase = phase;
+    if (phase == BACKWARD) mine.trains = 1;
+    if (phase == CHECKPOINT && before != CHECKPOINT) mine.saves_step = page->progress.step;
+    if (shows(page, phase)) show_phase(self, &page->progress, phase);
+    if (before == CHECKPOINT && phase != CHECKPOINT) note_checkpoint(page, mine.saves_step);
     return before;
 }
 
@@ -233,7 +297,7 @@ static PyObject *page_evaluates(PyObject *self, PyObject *yes) {
     Page *own = (Page *)self;
     int evaluates = PyObject_IsTrue(yes);
     if (evaluates < 0) return NULL;
-    if (page && own->evaluating != evaluates) {
+    if (page && is_shown() && own->evaluating != evaluates) {
         struct progress *p = &page->progress;
         uint64_t now = now_ns();
         own->evaluating = evaluates;
@@ -262,7 +326,7 @@ static PyObject *page_phase(PyObject *self, PyObject *wanted) {
     if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "invalid phase %lu: not a number from 0 to %d", phase, EXITING);
     if (!page) return PyLong_FromLong(STARTING);
     if (phase == EXITING) note_uncaught(&page->totals);
-    return PyLong_FromLong((long)enter_phase((Page *)self, &page->progress, (uint32_t)phase));
+    return PyLong_FromLong((long)enter_phase((Page *)self, page, (uint32_t)phase));
 }
 
 /* A phase that the script has named lasts until the script ends it. Communication before the first step belongs to the
@@ -277,9 +341,9 @@ static PyObject *page_mark(PyObject *self, PyObject *wanted) {
     if (PyErr_Occurred()) return NULL;
     if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "invalid phase %lu: not a number from 0 to %d", phase, EXITING);
     if (!page) return PyLong_FromLong(STARTING);
-    uint32_t now = page->progress.phase;
+    uint32_t now = mine.phase;
     if (now != phase && !is_named(now) && !(now == STARTING && phase == COMMUNICATE))
-        enter_phase((Page *)self, &page->progress, (uint32_t)phase);
+        enter_phase((Page *)self, page, (uint32_t)phase);
     return PyLong_FromLong((long)now);
 }
 
@@ -288,9 +352,9 @@ static PyObject *page_back(PyObject *self, PyObject *before) {
     unsigned long phase = PyLong_AsUnsignedLong(before);
     if (PyErr_Occurred()) return NULL;
     if (page && phase <= EXITING) {
-        uint32_t now = page->progress.phase;
+        uint32_t now = mine.phase;
         if (phase == STARTING && now != STARTING) phase = IDLE;
-        if (now != phase && !is_named(now)) enter_phase((Page *)self, &page->progress, (uint32_t)phase);
+        if (now != phase && !is_named(now)) enter_phase((Page *)self, page, (uint32_t)phase);
     }
     Py_RETURN_NONE;
 }
@@ -344,6 +408,7 @@ static PyObject *page_step(PyObject *self, PyObject *none) {
     struct page *page = page_of(self);
     Page *own = (Page *)self;
     if (!page || (own->ever_moved && !own->moved)) Py_RETURN_NONE; /* a second optimizer in the same step */
+    if (!is_shown() && mine.trains) Py_RETURN_NONE; /* it trains another model, beside the one that is shown */
     struct progress *p = &page->progress;
     struct totals *t = &page->totals;
     uint64_t now = now_ns(), took = now - p->step_since;
@@ -409,34 +474,6 @@ static PyObject *page_total(PyObject *self, PyObject *wanted) {
     if (page) {
         begin(&page->totals.sequence);
         page->totals.total_steps = steps;
-        end(&page->totals.sequence);
-    }
-    Py_RETURN_NONE;
-}
-
-/* --- epochs of a data loader ---------------------------------------------------------------------------------------- */
-
-static PyObject *page_epoch(PyObject *self, PyObject *wanted) {
-    struct page *page = page_of(self);
-    unsigned long long batches = PyLong_AsUnsignedLongLong(wanted);
-    if (PyErr_Occurred()) return NULL;
-    if (page) {
-        struct totals *t = &page->totals;
-        begin(&t->sequence);
-        t->batches = batches;
-        t->batch = 0;
-        t->epoch_at = now_ns();
-        end(&t->sequence);
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *page_batch(PyObject *self, PyObject *none) {
-    (void)none;
-    struct page *page = page_of(self);
-    if (page && !((Page *)self)->evaluating) {
-        begin(&page->totals.sequence);
-        page->totals.batch++;
         end(&page->totals.sequence);
     }
     Py_RETURN_NONE;
@@ -527,7 +564,7 @@ static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (!page) return PyLong_FromLong(0);
     struct known *known = &own->known[group];
     uint64_t number = ++own->entered;
-    own->moved = own->ever_moved = 1;
+    if (is_shown()) own->moved = own->ever_moved = 1;
     uint32_t flags = (is_async ? ASYNC : 0u) | (sequence ? PAIR : 0u);
     if (!sequence) sequence = ++known->entered;
     show_group(page, (uint32_t)group, known);
@@ -548,17 +585,20 @@ static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n)
     slot->flags = flags;
     int failed = put_text(slot->op, sizeof slot->op, args[1]) || put_text(slot->dtype, sizeof slot->dtype, args[2]);
     end(&slot->sequence);
-    return failed ? NULL : PyLong_FromUnsignedLongLong(number);
+    uint64_t ticket = number << TICKET_NUMBER | (uint64_t)group << TICKET_GROUP | (flags & PAIR ? 1 : 0);
+    return failed ? NULL : PyLong_FromUnsignedLongLong(ticket);
 }
 
 static PyObject *page_leave(PyObject *self, PyObject *ticket) {
     struct page *page = page_of(self);
     Page *own = (Page *)self;
-    uint64_t number = PyLong_AsUnsignedLongLong(ticket);
+    uint64_t given = PyLong_AsUnsignedLongLong(ticket), number = given >> TICKET_NUMBER;
     if (PyErr_Occurred()) return NULL;
     if (!page || !number) Py_RETURN_NONE;
     struct collective *slot = &page->ring[number % RING];
-    if (slot->number == number && !slot->finished_at) {
+    int has_left_ring = slot->number != number;
+    if (!has_left_ring && slot->finished_at) Py_RETURN_NONE;
+    if (!has_left_ring) {
         struct totals *t = &page->totals;
         uint64_t now = now_ns(), took = now - slot->entered_at;
         count_hidden(own, now);
@@ -571,13 +611,13 @@ static PyObject *page_leave(PyObject *self, PyObject *ticket) {
         t->calls[bin_of(took)]++;
         t->call_sum_ns += took;
         end(&t->sequence);
-        uint32_t group = slot->group - 1;
-        if (!(slot->flags & PAIR)) {
-            own->known[group].finished++;
-            show_group(page, group, &own->known[group]);
-        }
     }
-    if (page->progress.phase == STARTING) enter_phase(own, &page->progress, IDLE);
+    uint32_t group = (uint32_t)(given >> TICKET_GROUP) & (KNOWN_GROUPS - 1);
+    if (!(given & 1)) {
+        own->known[group].finished++;
+        show_group(page, group, &own->known[group]);
+    }
+    if (mine.phase == STARTING) enter_phase(own, page, IDLE);
     Py_RETURN_NONE;
 }
 
@@ -602,7 +642,7 @@ static PyObject *page_section(PyObject *self, PyObject *const *args, Py_ssize_t 
     unsigned long long since = PyLong_AsUnsignedLongLong(args[2]);
     if (PyErr_Occurred()) return NULL;
     if (!since) since = now_ns();
-    if (!page) return PyLong_FromUnsignedLongLong(since);
+    if (!page || !is_shown()) return PyLong_FromUnsignedLongLong(since);
     struct section *section = &page->section;
     begin(&section->sequence);
     section->since = since;
@@ -635,12 +675,6 @@ static PyObject *page_error(PyObject *self, PyObject *text) {
 }
 
 /* --- creation ------------------------------------------------------------------------------------------------------- */
-
-static void clear(counter *sequence, size_t size) {
-    begin(sequence);
-    memset((char *)sequence + sizeof *sequence, 0, size - sizeof *sequence);
-    end(sequence);
-}
 
 /* Reset the page: another process may have written it, for example if the script runs programs in turn. */
 static void claim(struct page *page) {
@@ -678,6 +712,11 @@ static PyObject *page_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     }
     claim(self->page);
     this_process_writes = 1;
+    meet_thread();
+    opener = mine.number;
+    mine.phase = STARTING;
+    shown_trains = 0;
+    atomic_store(&shown, opener);
     return (PyObject *)self;
 }
 
@@ -698,8 +737,6 @@ static PyMethodDef page_methods[] = {
     {"evaluates", page_evaluates, METH_O, "Begin or end an evaluation."},
     {"awaits", page_awaits, METH_NOARGS, "The rest of this backward pass waits for collectives."},
     {"total", page_total, METH_O, "Note how many steps the script will take."},
-    {"epoch", page_epoch, METH_O, "Begin an epoch of so many batches; 0: unknown."},
-    {"batch", page_batch, METH_NOARGS, "Count a batch of the epoch."},
     {"repeats", page_repeats, METH_O, "The next steps, so many, were lost and are taken again."},
     {"number", page_number, METH_O, "Set the number of completed steps to the script's own count."},
     {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "Set the number of buckets, launched ones, finished ones."},
@@ -727,6 +764,7 @@ PyMODINIT_FUNC PyInit__page(void) {
     PyObject *type = PyType_FromSpec(&page_spec);
     if (!module || !type || PyModule_AddObjectRef(module, "Page", type)) return NULL;
     Py_DECREF(type);
+    if (pthread_key_create(&at_thread_end, thread_ended)) return PyErr_NoMemory();
     pthread_atfork(NULL, NULL, in_forked_child);
     return module;
 }

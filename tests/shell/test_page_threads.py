@@ -1,0 +1,208 @@
+"""Several threads write the page of a rank: it shows the one that trains, and counts what all of them do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.health.pages import Pages
+from rendezvous.values.rank_view import RankPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.values.rank_view import RankView
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    made = Pages()
+    yield made
+    made.close_all()
+
+
+HEAD = """
+import os, sys, threading
+from ddp.telemetry import status_page as s
+page = s.page()
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+
+
+def after(pages: Pages, program: str, native: str) -> RankView:
+    env = dict(os.environ) | pages.open(0, 5) | {"DDP_NATIVE": native}
+    code = HEAD + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    view = pages.ended(0)
+    assert view is not None
+    return view
+
+
+@WRITERS
+def test_checkpoints_of_threads_that_overlap_leave_the_phase_alone(pages: Pages, native: str) -> None:
+    program = """
+    begun, end = threading.Event(), threading.Event()
+    page.phase(s.IDLE)
+
+    def save():
+        before = page.phase(s.CHECKPOINT)
+        begun.set()
+        end.wait()
+        page.phase(before)
+
+    first = threading.Thread(target=save)
+    first.start()
+    begun.wait()
+    before = page.phase(s.CHECKPOINT)  # begins after the other one, and ends before it
+    page.phase(before)
+    page.mark(s.FORWARD)
+    end.set()
+    first.join()
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    assert view.phase is RankPhase.FORWARD
+    assert view.totals.checkpoints == 2
+
+
+@WRITERS
+def test_a_save_in_the_background_does_not_hide_the_training(pages: Pages, native: str) -> None:
+    program = """
+    page.mark(s.BACKWARD)
+    page.mark(s.OPTIMIZER)
+    page.step()
+    begun = threading.Event()
+
+    def save():
+        page.phase(s.CHECKPOINT)
+        begun.set()
+        threading.Event().wait()
+
+    threading.Thread(target=save, daemon=True).start()
+    begun.wait()
+    page.mark(s.BACKWARD)
+    page.mark(s.OPTIMIZER)
+    page.step()
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    assert (view.phase, view.step) == (RankPhase.OPTIMIZER, 2)
+    assert RankPhase.CHECKPOINT not in dict(view.phase_times)
+
+
+@WRITERS
+def test_a_thread_that_trains_while_the_main_one_does_not_is_shown(pages: Pages, native: str) -> None:
+    program = """
+    from ddp.telemetry.sections import section
+    page.phase(s.IDLE)
+
+    def train():
+        page.mark(s.FORWARD)
+        page.back(s.IDLE)
+        before = page.mark(s.BACKWARD)
+        page.back(before)
+        page.mark(s.OPTIMIZER)
+        page.step()
+
+    in_thread(train)
+    in_thread(train)  # the first one has ended
+    with section("of the main thread", timeout=5):
+        page.mark(s.DATA)
+        last = threading.Thread(target=lambda: (train(), os._exit(0)))
+        last.start()
+        last.join()
+    """
+    view = after(pages, program, native)
+    assert (view.phase, view.step) == (RankPhase.OPTIMIZER, 3)
+    assert view.section is None
+
+
+@WRITERS
+def test_another_model_in_the_background_changes_nothing(pages: Pages, native: str) -> None:
+    program = """
+    def train():
+        for phase in (s.DATA, s.FORWARD, s.BACKWARD, s.OPTIMIZER):
+            page.mark(phase)
+        page.step()
+
+    page.phase(s.IDLE)
+    in_thread(train)  # before the main thread does
+    train()
+    for _ in range(3):
+        in_thread(train)
+    page.mark(s.EXITING)
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    assert (view.phase, view.step) == (RankPhase.EXITING, 2)
+
+
+@WRITERS
+def test_a_thread_that_only_calls_the_optimizer_counts_steps(pages: Pages, native: str) -> None:
+    program = """
+    page.phase(s.IDLE)
+    for _ in range(3):
+        page.back(page.mark(s.BACKWARD))
+        in_thread(lambda: (page.mark(s.OPTIMIZER), page.step(), page.mark(s.IDLE)))
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    assert (view.phase, view.step) == (RankPhase.IDLE, 3)
+
+
+@WRITERS
+def test_no_write_of_many_threads_is_lost(pages: Pages, native: str) -> None:
+    program = """
+    sys.setswitchinterval(1e-6)
+    groups = [page.group(str(n), 2, "0-1") for n in range(8)]
+
+    def communicate(group):
+        for n in range(400):
+            before = page.mark(s.COMMUNICATE)
+            page.leave(page.enter(group, "all_reduce", "float32", n, n, -1, n % 2, 0))
+            page.back(before)
+            page.phase(page.phase(s.CHECKPOINT))
+
+    page.phase(s.IDLE)
+    threads = [threading.Thread(target=communicate, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    assert [(group.entered, group.finished) for group in view.groups] == [(400, 400)] * 8
+    assert view.phase is RankPhase.IDLE
+    assert view.totals.checkpoints == 3200
+
+
+@WRITERS
+def test_collectives_that_end_after_many_others_have_begun_are_counted(pages: Pages, native: str) -> None:
+    program = """
+    group = page.group("0", 2, "0-1")
+    tickets = [page.enter(group, "all_reduce", "float32", n, n, -1, 1, 0) for n in range(40)]
+    send = page.enter(group, "send", "float32", 1, 1, 1, 1, 7)
+    for ticket in (*tickets, send):
+        page.leave(ticket)
+    page.leave(send)
+    os._exit(0)
+    """
+    (group,) = after(pages, program, native).groups
+    assert (group.entered, group.finished) == (40, 40)
