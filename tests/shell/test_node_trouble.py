@@ -373,7 +373,7 @@ def test_an_interface_that_is_not_there_names_those_that_are(job: Job) -> None:
 def test_an_address_that_the_only_node_does_not_have_is_told_before_a_rank_starts(
     launch: Launch, words: tuple[str, ...], why: str
 ) -> None:
-    node = launch("--no-warm-start", *words, source="print('started')")
+    node = launch("--no-warm-start", "--nproc-per-node", "1", *words, source="print('started')")
     assert node.wait() == 2, node.stderr()
     (line,) = node.stderr().splitlines()
     assert line.startswith(f"ddp-launch: error: {words[0]} {words[1]}: ")
