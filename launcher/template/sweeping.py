@@ -1,7 +1,8 @@
 """Kills the processes that ended ranks have left behind, and spares those of ranks that continue.
 
 A sweep ends when nothing is left that it has to end. A process in a session of its own was made to survive its rank: it
-may still save what the rank has sent it, so it has some time.
+may still save what the rank has sent it, so it has some time. So have the processes by which multiprocessing and torch
+remove semaphores and shared memory: they end by themselves as soon as nobody uses these any more.
 
 If ranks keep their processes over a failure (they are *kept*), the sweep must not touch anything of theirs. A process
 belongs to a kept rank if it is below it, or in its session. What remains are processes in sessions of their own whose
@@ -83,7 +84,7 @@ class Sweeper:
             return self._end_detached()
         spared: frozenset[int] = frozenset()
         if time.monotonic() < self._spare_until:
-            spared = tree.in_other_sessions(self._pid, self._sessions)
+            spared = tree.in_other_sessions(self._pid, self._sessions) | tree.cleaners(self._pid)
         left = tree.kill_all(self._pid, spared, self._belongs_to_kept)
         detached = self._among(spared) if self._kept else []
         if left - len(detached) > unawaited:

@@ -20,6 +20,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 
 _LOOK_AGAIN_S = 0.01
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -87,6 +88,20 @@ def in_other_sessions(root: int, sessions: Container[int]) -> frozenset[int]:
     """Return the processes below `root` that are in none of these sessions."""
     found = ((pid, process_stat(pid)) for pid in descendants(root))
     return frozenset(pid for pid, stat in found if stat is not None and stat.session not in sessions)
+
+
+def cleaners(root: int) -> frozenset[int]:
+    """Return the processes below `root` that clean up after others, and end when these are gone.
+
+    They hold the names of semaphores and shared memory: if they are killed, the files in /dev/shm stay.
+    """
+    return frozenset(pid for pid in descendants(root) if any(name in _command(pid) for name in _CLEANERS))
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+    return b""
 
 
 def reap_all(root: int, timeout_s: float = 10.0, left_out: Callable[[int], bool] = _none) -> bool:

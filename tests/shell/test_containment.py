@@ -213,6 +213,28 @@ def test_what_a_successful_rank_leaves_behind_ends_with_the_job(launch: Launch, 
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_shared_memory_of_a_rank_that_dies_at_once_is_removed(launch: Launch, mode: str) -> None:
+    source = (
+        "import multiprocessing, os, signal\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "if __name__ == '__main__':\n"
+        "    memory = SharedMemory(create=True, size=64)\n"
+        "    worker = multiprocessing.get_context('spawn').Pool(1)\n"
+        "    worker.apply(os.getpid)\n"
+        "    with open('/proc/self/maps') as maps:\n"
+        "        paths = {line.split()[5] for line in maps if '/dev/shm/' in line}\n"
+        "    for path in paths: open(os.path.join(os.environ['THERE'], os.path.basename(path)), 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    job = launch_family(launch, mode, source)
+    assert job.wait() == 128 + signal.SIGKILL
+    job.assert_nothing_left()
+    names = os.listdir(job.there)
+    assert len(names) > 1, "its memory, and the semaphores of the pool"
+    assert not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_descendants_are_dead_before_the_next_generation(launch: Launch, mode: str) -> None:
     """Each process of generation 1 leaves its pid; generation 2 looks whether any of them is there."""
     source = FAMILY + (

@@ -15,8 +15,6 @@ _MOST = 4  # lines that are shown of each kind
 KNOWN = {
     re.compile(r"said: ddp-launch: warm start is not possible"): "start of a rank",
     re.compile(r"said: ddp-launch: goodput"): "a job that trained ends",
-    # The tracker of multiprocessing says what it cleans up, if it is not ended before.
-    re.compile(r".*resource_tracker"): "processes that a rank leaves behind",
 }
 
 

@@ -34,7 +34,7 @@ WELL = (
     "class Late:\n    def __del__(self): 1 / 0\nlate = Late()",
     "try: raise KeyError('WORD')\nfinally: os._exit(0)",
     "import signal; signal.signal(signal.SIGALRM, lambda n, f: sys.exit(0)); signal.setitimer(signal.ITIMER_REAL, 0.05); time.sleep(60)",
-    "import weakref, types; keep = types.SimpleNamespace(); weakref.finalize(keep, print, 'WORD', RANK)",
+    "import weakref, threading; keep = threading.Event(); weakref.finalize(keep, print, 'WORD', RANK)",
     "import gc; gc.disable(); cycle = []; cycle.append(cycle)",
 )
 BADLY = (

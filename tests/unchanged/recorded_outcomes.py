@@ -17,9 +17,8 @@ _PYTHON = "{}.{}".format(*sys.version_info)
 FILE = (
     Path(__file__).parent / "recorded" / f"torch-{version('torch').partition('+')[0]}-python-{_PYTHON}.json"
 )
-# Most do without torch, whose import costs more than all the rest of a program. In 33 and 45, a rank whose handler of
-# SIGTERM raises is still named in place of the one that failed first.
-_LIGHT = [seed for seed in range(49) if seed not in (33, 45)]
+# Most do without torch, whose import costs more than all the rest of a program.
+_LIGHT = range(49)
 PROGRAMS = [program(seed, torch=False) for seed in _LIGHT] + [program(seed, torch=True) for seed in (3, 6, 7)]
 
 
