@@ -16,6 +16,7 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Any
 
+from launcher.ranks.early_variables import early_variable
 from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import tree, wire
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 _TEMPLATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "template")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
-# Read once, when torch is imported. A script that sets one of them itself must import torch itself.
-_READ_AT_IMPORT: tuple[str, ...] = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_")
-_READ_AT_IMPORT += ("TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "MALLOC_", "JEMALLOC_")
 _MEASURED_BY_COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 
 
@@ -58,22 +56,8 @@ def obstacle_to_warm_start(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
     for name in _MEASURED_BY_COVERAGE:
         if name in environ:
             return f"{name} is set: coverage must start inside each rank"
-    variable = _sets_before_import(spec.entry)
+    variable = early_variable(spec.entry)
     return f"the script contains {variable}, which must be set before torch is imported" if variable else ""
-
-
-def _sets_before_import(entry: EntryPoint) -> str:
-    if entry.kind not in (EntryKind.SCRIPT, EntryKind.RUN_PATH):
-        return ""
-    try:
-        with open(entry.target, "rb") as file:
-            source = file.read(1 << 20).decode(errors="replace")
-    except OSError:
-        return ""
-    if "environ" not in source and "putenv" not in source:
-        return ""
-    words = (word for word in _READ_AT_IMPORT if f'"{word}' in source or f"'{word}" in source)
-    return next((f"{word}*" if word.endswith("_") else word for word in words), "")
 
 
 def warm_command(
@@ -87,7 +71,8 @@ def warm_command(
         "preload": spec.preload,
     }
     hook = os.path.join(_TEMPLATE, "hook")
-    paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)
+    # If it is empty, it adds nothing: an empty entry in it would be the current folder.
+    paths = (hook, env["PYTHONPATH"]) if env.get("PYTHONPATH") else (hook,)
     env = env | {"PYTHONPATH": os.pathsep.join(paths), "_DDP_LAUNCH_ZYGOTE": json.dumps(config)}
     return rank_argv(spec.entry, sys.executable, spec.entry.args), env
 

@@ -25,8 +25,8 @@ RANKS = (
     ),
     _switch(
         "--learn-imports",
-        "import what the script has imported before the ranks are forked again after a failure, under the same "
-        "environment variables; a module that a fork cannot inherit is left out",
+        "import the modules of torch that the script has imported before the ranks are forked again after a failure, "
+        "under the same environment variables",
         default="1",
         negatable=True,
     ),

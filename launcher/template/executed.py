@@ -18,7 +18,7 @@ def announce() -> None:
     """Prepare the environment in the process that is about to execute Python."""
     before = os.environ.get("PYTHONPATH")
     os.environ[VARIABLE] = "" if before is None else f"={before}"
-    os.environ["PYTHONPATH"] = _HOOK if before is None else os.pathsep.join((_HOOK, before))
+    os.environ["PYTHONPATH"] = os.pathsep.join((_HOOK, before)) if before else _HOOK
 
 
 def enter(hook_folder: str) -> None:

@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 The first step of a rank imports modules that `import torch` does not: torch._dynamo alone has 800. After a restart,
 these imports are most of the time until training continues. The zygote could do them while it is idle, but only what
-the ranks have really imported, and only if a rank cannot tell the difference.
+the ranks have really imported, only of torch and ddp, and only if a rank cannot tell the difference. Other modules
+are imported beforehand with `--preload`.
 
 1. Each rank records its imports, with the changes that the script has made to the environment (`import_recorder`).
 2. When no rank has imported anything for a while, the zygote forks a child that imports the same on trial
@@ -51,6 +52,13 @@ _MOST_ROUNDS = 3  # an evaluation or a checkpoint may import more, later
 _MOST_TRIALS = 20  # of one round: each ends at a module that must not be imported
 _SPARE_BYTES = 2 << 30  # imports take memory that the ranks may need
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
+# Only packages that are known to be the same in each process: another module may keep what the script had changed
+# before it was imported (the working directory, a default of torch), or what each rank needs for itself (a lock).
+OWN: tuple[str, ...] = (
+    "torch",
+    "ddp",
+    "numpy",
+)  # numpy: torch._dynamo imports it, and its seed is drawn anew
 
 
 # Those of modules that this process has learned, with random seeds: each rank needs its own.
@@ -162,7 +170,8 @@ class Learner:
         if is_quiet and memory.free_bytes() >= _SPARE_BYTES:
             self._quiet = _Quiet(ends, math.inf, now + look_s)  # until a rank imports something else
             records = [import_records.parse(shared[: ends[rank]]) for rank, shared in self._shared.items()]
-            new = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)
+            imported = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)
+            new = [each for each in imported if not OWN or each.name.partition(".")[0] in OWN]
             if new:
                 fast_exit.arrange()
                 self._round = _Round(

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors, fast_exit, threshold
+from . import descriptors, fast_exit, freshness, threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     if not pool:
         _die_with_agent(config["agent"])
     put_marks = _load_marks()
-    obstacle = _without_gc(_import_torch)
+    obstacle = freshness.starts_code_of_the_user() or _without_gc(_import_torch)
     _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # __mp_main__ is the script
     obstacle = obstacle or _preload(config["preload"]) or _shadowed(config["path0"], settled)
     if pool:

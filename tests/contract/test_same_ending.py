@@ -76,8 +76,8 @@ libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"registered before the
 
 
 def test_only_tools_that_write_at_exit_pay_for_the_full_exit(tmp_path: Path) -> None:
-    script(tmp_path / "site", _REGISTERS_EARLY, "sitecustomize.py")
-    node = WarmNode(program("endings.py", tmp_path), {"PYTHONPATH": str(tmp_path / "site")})
+    script(tmp_path / "site", _REGISTERS_EARLY, "early.py")
+    node = WarmNode(program("endings.py", tmp_path), {"PYTHONPATH": str(tmp_path / "site")}, ("early",))
     try:
         short = node.run({"ENDING": "c_output_is_flushed"})
         full = node.run({"ENDING": "c_output_is_flushed", "LLVM_PROFILE_FILE": "/dev/null"})

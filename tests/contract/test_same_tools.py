@@ -47,16 +47,18 @@ def test_coverage_started_by_a_site_hook(tmp_path: Path) -> None:
     assert ended.err.count(_PLAIN_START) == 1
 
 
-def test_what_a_site_hook_imports_is_imported_once_and_not_by_each_rank(
-    light: dict[str, str], tmp_path: Path
-) -> None:
-    note = "import os\nwith open(os.environ['SEEN'], 'a') as file:\n    print(os.getpid(), file=file)\n"
+def test_a_site_hook_of_the_user_runs_in_each_rank(light: dict[str, str], tmp_path: Path) -> None:
+    note = "import os\nwith open(os.environ['SEEN'], 'a') as file:\n"
+    note += "    print(os.getpid(), os.environ.get('RANK', 'none'), file=file)\n"
     script(tmp_path / "site", note, "sitecustomize.py")
     script(tmp_path, "import os, sys\nassert 'sitecustomize' in sys.modules\nprint(os.getpid())\n")
     env = {"SEEN": str(tmp_path / "seen"), "PYTHONPATH": f"{tmp_path / 'site'}:{light['PYTHONPATH']}"}
-    ranks = ddp_launch("train.py", cwd=tmp_path, nproc=2, env=env).ok().out.split()
+    ended = ddp_launch("train.py", cwd=tmp_path, nproc=2, env=env).ok()
+    ranks = ended.out.split()
     assert len(ranks) == 2
-    assert not set(ranks) & set((tmp_path / "seen").read_text().split())
+    seen = dict(line.split() for line in (tmp_path / "seen").read_text().splitlines())
+    assert sorted(seen[pid] for pid in ranks) == ["0", "1"]
+    assert ended.err.count(_PLAIN_START) == 1
 
 
 @_BOTH

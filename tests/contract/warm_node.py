@@ -23,10 +23,12 @@ R = TypeVar("R", bound=Report)
 
 
 class WarmNode:
-    def __init__(self, script: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, script: Path, env: Mapping[str, str] | None = None, preload: tuple[str, ...] = ()
+    ) -> None:
         self._entry = EntryPoint(EntryKind.SCRIPT, str(script))
         self._zygote = Zygote.start(
-            LaunchSpec(self._entry, "warm-node"),
+            LaunchSpec(self._entry, "warm-node", preload=preload),
             clean_env(env),
             cgroup="",
             scratch=str(script.parent / f"scratch-{os.urandom(4).hex()}"),

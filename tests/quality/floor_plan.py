@@ -116,7 +116,8 @@ SHELL = {
         ),
         *within(
             "ranks",
-            "binding checkpoint editions gpu_order script_files topology worker zygote zygote_starter zygote_watch",
+            "binding checkpoint early_variables editions gpu_order script_files topology worker zygote zygote_starter "
+            "zygote_watch",
         ),
         *within("settings", "checks config_file import_path"),
         *within("plan", "command profiling"),
