@@ -259,7 +259,9 @@ def like_gradient(parameter: torch.Tensor, like: torch.Tensor | None = None) -> 
 
 def _needs_copy(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether the gradient cannot be averaged in place."""
-    return grad.requires_grad or grad.stride() != gradient_strides(parameter) or not _is_dense(grad)
+    is_lazy = grad.is_conj() or grad.is_neg()  # its memory holds the conjugate or the negative of its values
+    is_laid_out = grad.stride() == gradient_strides(parameter) and _is_dense(grad)
+    return grad.requires_grad or is_lazy or not is_laid_out
 
 
 def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -270,7 +272,12 @@ def _store(parameters: Sequence[torch.Tensor], grads: list[Any], averages: Avera
     """Copy averages into the gradients of these members. A member without one gets its average as its gradient."""
     members = [i for i, _ in averages]
     if all(map(is_not, grads, itertools.repeat(None))) and used.includes_all(members):
-        if grads:
+        if (
+            grads and grads[0].is_complex()
+        ):  # which may be lazily conjugated; that cannot be copied all at once
+            for grad, (_, average) in zip(grads, averages, strict=True):
+                grad.copy_(average)
+        elif grads:
             torch_api.copy_all(grads, [average for _, average in averages])
         return
     for (i, average), grad in zip(averages, grads, strict=True):

@@ -28,6 +28,9 @@ def renew(wrapper: Any) -> None:
     wrapper.process_group = groups[0]
     start_anew(core, groups)
     wrapper._has_rebuilt_buckets = False
+    wrapper._static_graph_delay_allreduce_enqueued = (
+        False  # by which torch averages the first step at its end
+    )
     wrapper.__dict__["_delayed_is_sent"] = False
     if wrapper._delay_grad_buffer is not None:
         wrapper._delay_grad_buffer.zero_()

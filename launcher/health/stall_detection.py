@@ -242,7 +242,12 @@ def _calls_to_report(view: RankView, *, only_now: bool) -> list[Collective]:
 
 
 def _is_inside(view: RankView) -> bool:
-    """Whether the rank is in a collective now: it has done nothing since it entered the last one."""
+    """Whether the rank is in a collective now: it has done nothing since it entered the last one.
+
+    A call that has no end may be why a rank ends, so it counts for those that have ended, or may be about to.
+    """
+    if not view.process.alive or view.phase is RankPhase.EXITING or view.quiet_s <= _JUST_NOW_S:
+        return True
     entered_s = view.waiting_in[-1].entered_s if view.waiting_in else float("inf")
     return view.phase is RankPhase.COMMUNICATE or entered_s - view.quiet_s <= _JUST_NOW_S
 

@@ -310,7 +310,7 @@ class Workers:
             stopped_by_us=report.told if stop is not None and stop.signum else 0,
             is_paused=stop is not None and not stop.signum and stop.at < ended_at,
             was_exiting=stop is not None and exited_at < min(stop.at, ended_at),
-            uncaught=last.totals.uncaught if last is not None and last.known else None,
+            uncaught=_ended_uncaught(last),
             ran_s=exited_at - self._began,
             at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
@@ -343,3 +343,10 @@ def _on_disk(started: _Started, cause: Cause) -> Cause:
 def _cannot_open(error: OSError) -> str:
     hint = "; raise the limit on open files (ulimit -n)" if error.errno == errno.EMFILE else ""
     return f"the rank's pipes cannot be made: {error.strerror}{hint}"
+
+
+def _ended_uncaught(last: RankView | None) -> bool | None:
+    """Whether an exception that nothing caught has ended the rank. None: unknown, as without a mark at its exit."""
+    if last is None or not last.known or (last.phase is not RankPhase.EXITING and not last.totals.uncaught):
+        return None
+    return last.totals.uncaught

@@ -23,7 +23,6 @@ PROGRAM = Path(__file__).parent / "programs" / "logical.py"
 CASES = [
     "plain",
     "views and small buckets",
-    "static graph",
     "parameters that some do not use",
     "accumulated",
     "float64 in channels last",

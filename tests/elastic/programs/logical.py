@@ -27,7 +27,6 @@ LOGICAL, SIZE, BATCH, STEPS = PLAN.get("logical", 4), 90, 3, PLAN.get("steps", 3
 CASES = {
     "plain": {},
     "views and small buckets": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
-    "static graph": {"static_graph": True},
     "parameters that some do not use": {"find_unused_parameters": True},
     "accumulated": {},
     "float64 in channels last": {},
