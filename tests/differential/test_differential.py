@@ -1,0 +1,96 @@
+"""Random programs do the same under torch's class and under ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import differ
+import pytest
+from differences import differences
+from drawn_program import draw
+from known_differences import KNOWN
+from rank_crew import Stuck
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ddp.md"
+OF_A_NIGHT = 20_000
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[differ.Pairs]:
+    made = differ.Pairs()
+    yield made
+    made.close()
+
+
+@pytest.mark.nightly
+def test_some_programs(pairs: differ.Pairs) -> None:
+    reports = differ.run(pairs, range(1_000_000, 1_000_040), shrinks=False)
+    assert not reports, "\n".join(reports)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(6 * 3600)
+def test_many_programs(pairs: differ.Pairs) -> None:
+    reports = differ.run(pairs, range(OF_A_NIGHT), shrinks=True)
+    assert not reports, "\n".join(reports)
+
+
+def test_torchs_class_agrees_with_itself() -> None:
+    again = differ.Pairs("again")
+    try:
+        reports = differ.run(again, range(1_000_000, 1_000_010), shrinks=False)
+    finally:
+        again.close()
+    assert not reports, "\n".join(reports)
+
+
+def test_a_program_follows_from_its_seed() -> None:
+    assert draw(17) == draw(17)
+    assert draw(17) != draw(18)
+
+
+def test_what_is_known_is_on_the_page() -> None:
+    words = " ".join(PAGE.read_text().split())
+    for each in KNOWN:
+        assert each.page in words, each.page
+
+
+def test_a_difference_is_seen_and_shrunk() -> None:
+    """Each step is recorded wrongly on one rank, as if a gradient had stayed local."""
+    program = replace(draw(17), world=2, wild=False)
+
+    class Wrong(differ.Pairs):
+        def compare(self, program: object, patience: float = 0) -> differ.Outcome:
+            right = [[{"a": 1}, *({"a": 1} for _ in program.ops)] for _ in range(2)]  # type: ignore[attr-defined]
+            steps = [op["kind"] == "step" and "form" not in op for op in program.ops]  # type: ignore[attr-defined]
+            wrong = [right[0], [{"a": 1}, *({"a": 2 if step else 1} for step in steps)]]
+            return differ.Outcome(tuple(differences(program, right, wrong)), compared=True)  # type: ignore[arg-type]
+
+    kept, _ = differ.shrunk(Wrong(), program)
+    assert len(kept) == 1
+    assert program.ops[kept[0]]["kind"] == "step"
+
+
+@pytest.mark.parametrize(
+    ("torchs", "ours", "says"),
+    [
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 3}], "a is 3, torch has 2"),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"raised": (["E"], "why", "")}], "ours raises E: why"),
+        ([{"a": 1}, {"raised": (["E"], "why", "")}], [{"a": 1}, {"a": 2}], "ours goes on, torch raises E"),
+        ([{"a": 1}, {"raised": (["E"], "", "")}], [{"a": 1}, {"raised": (["F"], "", "")}], "ours raises F"),
+        ([{"a": 1}, {"a": 2}], Stuck(0), "ours is stuck"),
+        ([{"a": 1}, {"raised": (["E"], "", "")}], Stuck(0), "ours is stuck, torch raises E"),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}], ""),
+        ([{"a": 1}, {"raised": (["E"], "", "")}], [{"a": 1}, {"raised": (["G", "E"], "", "")}], ""),
+        (Stuck(0), [{"a": 1}, {"a": 2}], ""),
+    ],
+)
+def test_what_counts_as_a_difference(torchs: object, ours: object, says: str) -> None:
+    program = replace(draw(17), world=2, ops=({"kind": "step"},))
+    found = differences(program, [torchs] * 2, [ours] * 2)
+    assert (says in str(found[0]), bool(says)) == (True, True) if found else not says
