@@ -29,6 +29,8 @@ _PHRASES = (
     "monitoredbarrier",
     "application timeout caused pair closure",
 )
+# How Gloo refuses the arguments of a call: "ProcessGroupGloo::allgather: invalid tensor size at index 1".
+_ARGUMENTS = re.compile(r"ProcessGroupGloo::\w+: ")
 # What NCCL reports of the rank itself, unless it goes on about a peer.
 _OF_ITSELF = re.compile(r"(invalid usage|unhandled system error|unhandled cuda error|invalid argument)", re.I)
 _OF_A_PEER = re.compile(r"remote|peer|connection|closed|reset", re.I)
@@ -79,7 +81,7 @@ def is_communication_error(error: BaseException) -> bool:
     if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
         return True
     message = str(error)
-    if not isinstance(error, RuntimeError):
+    if not isinstance(error, RuntimeError) or _ARGUMENTS.search(message):
         return False
     return any(phrase in message.lower() for phrase in _PHRASES) or _is_ours(message)
 

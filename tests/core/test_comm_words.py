@@ -18,6 +18,7 @@ QUOTED = (
         (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), True),
         (RuntimeError("The size of tensor a (8) must match the size of tensor b (4)"), False),
         (ValueError("connection reset by peer"), False),
+        (RuntimeError("ProcessGroupGloo::allgather: invalid tensor size at index 1"), False),
     ],
 )
 def test_an_error_of_communication_is_recognized(error: Exception, is_about_communication: bool) -> None:
