@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from launched import Launched
 
+from launcher.health.pages import Pages
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -45,6 +47,13 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
                 said = [str(value) for name, value in report.user_properties if name == "manifests"]
                 if said:
                     terminalreporter.write_line(f"the manifests ran {'; '.join(said)}")
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    made = Pages()
+    yield made
+    made.close_all()
 
 
 @pytest.fixture

@@ -271,13 +271,9 @@ def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
 def _store(parameters: Sequence[torch.Tensor], grads: list[Any], averages: Averages, used: Used) -> None:
     """Copy averages into the gradients of these members. A member without one gets its average as its gradient."""
     members = [i for i, _ in averages]
-    if all(map(is_not, grads, itertools.repeat(None))) and used.includes_all(members):
-        if (
-            grads and grads[0].is_complex()
-        ):  # which may be lazily conjugated; that cannot be copied all at once
-            for grad, (_, average) in zip(grads, averages, strict=True):
-                grad.copy_(average)
-        elif grads:
+    may_be_lazy = bool(averages) and averages[0][1].is_complex()  # conjugated; not to be copied all at once
+    if not may_be_lazy and all(map(is_not, grads, itertools.repeat(None))) and used.includes_all(members):
+        if grads:
             torch_api.copy_all(grads, [average for _, average in averages])
         return
     for (i, average), grad in zip(averages, grads, strict=True):

@@ -328,9 +328,7 @@ class BucketSender:
         bucket = self.buckets[number]
         result = None
         before = self._page.mark(status_page.COMMUNICATE)
-        if (
-            before != status_page.BACKWARD
-        ):  # a thread of autograd, which runs the backward pass of another thread
+        if before != status_page.BACKWARD:  # autograd's thread, for the backward pass of another thread
             self._page.awaits()
         try:
             if work is not None and self._hook is not None:

@@ -11,6 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
 
 if TYPE_CHECKING:
@@ -45,12 +46,10 @@ def early_variable(entry: EntryPoint) -> str:
 
 def _first_files(entry: EntryPoint) -> tuple[str, list[str]]:
     """Return the folder of the script's own modules, and the files that run first."""
+    folder = script_folder(entry)
     if entry.kind is not EntryKind.MODULE:
-        return os.path.dirname(os.path.abspath(entry.target)), [entry.target]
-    return os.getcwd(), [
-        *_files_of(os.getcwd(), entry.target),
-        *_files_of(os.getcwd(), f"{entry.target}.__main__"),
-    ]
+        return folder, [entry.target]
+    return folder, [*_files_of(folder, entry.target), *_files_of(folder, f"{entry.target}.__main__")]
 
 
 def _files_of(folder: str, module: str) -> Iterator[str]:

@@ -52,13 +52,8 @@ _MOST_ROUNDS = 3  # an evaluation or a checkpoint may import more, later
 _MOST_TRIALS = 20  # of one round: each ends at a module that must not be imported
 _SPARE_BYTES = 2 << 30  # imports take memory that the ranks may need
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
-# Only packages that are known to be the same in each process: another module may keep what the script had changed
-# before it was imported (the working directory, a default of torch), or what each rank needs for itself (a lock).
-OWN: tuple[str, ...] = (
-    "torch",
-    "ddp",
-    "numpy",
-)  # numpy: torch._dynamo imports it, and its seed is drawn anew
+# torch._dynamo imports numpy, whose seed each rank draws anew.
+_PACKAGES = ("torch", "ddp", "numpy")
 
 
 # Those of modules that this process has learned, with random seeds: each rank needs its own.
@@ -171,7 +166,7 @@ class Learner:
             self._quiet = _Quiet(ends, math.inf, now + look_s)  # until a rank imports something else
             records = [import_records.parse(shared[: ends[rank]]) for rank, shared in self._shared.items()]
             imported = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)
-            new = [each for each in imported if not OWN or each.name.partition(".")[0] in OWN]
+            new = [each for each in imported if may_learn(each.name)]
             if new:
                 fast_exit.arrange()
                 self._round = _Round(
@@ -202,6 +197,15 @@ class Learner:
         if (marks := lessons.marks_before(files, self._forked_at)) is not None:
             lesson = lessons.Lesson(tuple(self._lesson["args"]), tuple(self._modules), marks)
             lessons.write(self._lesson["path"], lesson)
+
+
+def may_learn(name: str) -> bool:
+    """Whether a module is of a package that is known to be the same in each process.
+
+    Another one may keep what the script had changed before its import (the working directory, a default of torch), or
+    what each rank needs for itself (a lock).
+    """
+    return name.partition(".")[0] in _PACKAGES
 
 
 def learn_again(lesson: lessons.Lesson) -> None:

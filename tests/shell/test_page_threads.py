@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from written_page import WRITERS, written
 
-from launcher.health.pages import Pages
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from launcher.health.pages import Pages
     from rendezvous.values.rank_view import RankView
-
-ROOT = Path(__file__).resolve().parents[2]
-WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
-
-
-@pytest.fixture
-def pages() -> Iterator[Pages]:
-    made = Pages()
-    yield made
-    made.close_all()
 
 
 HEAD = """
@@ -43,15 +26,7 @@ def in_thread(work):
 
 
 def after(pages: Pages, program: str, native: str) -> RankView:
-    env = dict(os.environ) | pages.open(0, 5) | {"DDP_NATIVE": native}
-    code = HEAD + textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    view = pages.ended(0)
-    assert view is not None
-    return view
+    return written(pages, HEAD, program, native)
 
 
 @WRITERS

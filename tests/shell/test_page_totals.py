@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from written_page import WRITERS, written
 
-from launcher.health.pages import Pages
 from rendezvous.values.rank_view import NO_REPEAT, RankPhase, Repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from launcher.health.pages import Pages
     from rendezvous.values.rank_view import RankView
 
-ROOT = Path(__file__).resolve().parents[2]
-WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
 HEAD = """
 import os, time
 from ddp.telemetry import status_page as s
@@ -31,26 +24,10 @@ def spend(phase, seconds):
 """
 
 
-@pytest.fixture
-def pages() -> Iterator[Pages]:
-    made = Pages()
-    yield made
-    made.close_all()
-
-
 def after(
     pages: Pages, program: str, native: str = "1", repeat: Repeat = NO_REPEAT, exit_code: int = 0
 ) -> RankView:
-    """Run it to its end as a rank. -> what is on its page then"""
-    env = dict(os.environ) | pages.open(0, 5, repeat) | {"DDP_NATIVE": native}
-    code = HEAD + textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == exit_code, done.stderr
-    view = pages.ended(0)
-    assert view is not None
-    return view
+    return written(pages, HEAD, program, native, repeat, exit_code)
 
 
 @WRITERS

@@ -8,45 +8,26 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from launched import SOON_S, eventually
+from written_page import ROOT, WRITERS, written
 
-from launcher.health.pages import Pages
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from launched import Launch
 
+    from launcher.health.pages import Pages
     from rendezvous.values.rank_view import RankView
-
-ROOT = Path(__file__).resolve().parents[2]
-WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
-
-
-@pytest.fixture
-def pages() -> Iterator[Pages]:
-    made = Pages()
-    yield made
-    made.close_all()
 
 
 def writing(pages: Pages, program: str, native: str = "1") -> RankView:
-    """Runs it as rank 5, to its end. -> what is on its page then"""
-    env = dict(os.environ) | pages.open(0, 5) | {"DDP_NATIVE": native}
-    imports = "import os, sys\nfrom ddp.telemetry import status_page"
-    code = f"{imports}\npage = status_page.page()\n{textwrap.dedent(program)}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    view = pages.ended(0)
-    assert view is not None
-    return view
+    head = "import os, sys\nfrom ddp.telemetry import status_page\npage = status_page.page()\n"
+    return written(pages, head, program, native)
 
 
 @WRITERS
