@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # There may be thousands of gradients: `map` calls these in a loop that runs in C.
 _grad_of = attrgetter("grad")
 _address_of = torch.Tensor.data_ptr
+_is_negated = torch.Tensor.is_neg
 
 
 class Used(Protocol):
@@ -264,6 +265,11 @@ def _needs_copy(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
     return grad.requires_grad or is_lazy or not is_laid_out
 
 
+def _are_lazy(grads: list[torch.Tensor]) -> bool:
+    """Whether these gradients cannot be overwritten all at once. Few are complex, so only the rest is looked at."""
+    return bool(grads) and (grads[0].is_complex() or any(map(_is_negated, grads)))
+
+
 def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
@@ -271,8 +277,11 @@ def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
 def _store(parameters: Sequence[torch.Tensor], grads: list[Any], averages: Averages, used: Used) -> None:
     """Copy averages into the gradients of these members. A member without one gets its average as its gradient."""
     members = [i for i, _ in averages]
-    may_be_lazy = bool(averages) and averages[0][1].is_complex()  # conjugated; not to be copied all at once
-    if not may_be_lazy and all(map(is_not, grads, itertools.repeat(None))) and used.includes_all(members):
+    if (
+        all(map(is_not, grads, itertools.repeat(None)))
+        and used.includes_all(members)
+        and not _are_lazy(grads)
+    ):
         if grads:
             torch_api.copy_all(grads, [average for _, average in averages])
         return
