@@ -152,7 +152,10 @@ def _ending(found: _Records, number: int, different: Sequence[int]) -> int:
             f"the journal is readable up to step {number}, and not after it: {found.damage}",
             Code.JOURNAL_UNREADABLE,
         )
-    elif found.is_cut:
+        return (
+            _UNREADABLE  # also if decisions differ: the last steps before the damage may be damaged as well
+        )
+    if found.is_cut:
         warn("the journal has no end: its process still runs, or was killed; the last second may be missing")
     if different:
         warn(
@@ -161,7 +164,7 @@ def _ending(found: _Records, number: int, different: Sequence[int]) -> int:
             Code.DECISIONS_DIFFER,
         )
         return _DIFFER
-    return _UNREADABLE if found.damage else 0
+    return 0
 
 
 def _as_dict(

@@ -138,13 +138,15 @@ def test_for_programs(tmp_path: Path, capsys: Output) -> None:
     assert stop["answers"][0]["nodes"] == ["a", "b"]
 
 
-def test_another_decision_is_found(tmp_path: Path, capsys: Output) -> None:
-    path = failed_rank(tmp_path)
-    lines = unpacked(path)
+def with_another_decision(lines: list[bytes]) -> list[bytes]:
     at = next(n for n, line in enumerate(lines) if n and b'"RankFailed"' in line)
     record = json.loads(lines[at])
-    lines[at] = json.dumps([*record[:3], record[3] ^ 1]).encode()
-    pack(path, lines)
+    return [*lines[:at], json.dumps([*record[:3], record[3] ^ 1]).encode(), *lines[at + 1 :]]
+
+
+def test_another_decision_is_found(tmp_path: Path, capsys: Output) -> None:
+    path = failed_rank(tmp_path)
+    pack(path, with_another_decision(unpacked(path)))
     code, out, err = replay(capsys, path)
     assert code == 1
     assert "same decisions: 10 of 11\nfirst difference: step 6" in out
@@ -353,6 +355,17 @@ def test_what_is_readable_of_a_damaged_file_is_replayed(tmp_path: Path, capsys: 
         assert "RankFailed b generation 1" in out
         assert "the journal is readable up to step " in err
         assert err.rstrip().endswith(f"[{Code.JOURNAL_UNREADABLE}]")
+
+
+def test_steps_before_a_damage_may_be_damaged_too(tmp_path: Path, capsys: Output) -> None:
+    """Damaged data can be decompressed for a while, and then the recorded answers differ."""
+    path = failed_rank(tmp_path)
+    lines = with_another_decision(unpacked(path))
+    pack(path, [*lines[:-1], b'["do'])
+    code, out, err = replay(capsys, path)
+    assert code == 2
+    assert "DIFFERENT" in out
+    assert err.rstrip().endswith(f"[{Code.JOURNAL_UNREADABLE}]")
 
 
 def test_a_cut_file_is_replayed_and_said_to_have_no_end(tmp_path: Path, capsys: Output) -> None:
