@@ -79,11 +79,11 @@ def _compare(theirs: Program, ours: Program, torchrun: Torchrun, folder: Path) -
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_under_both_launchers(name: str, torchrun: Torchrun, tmp_path: Path) -> None:
-    _compare(_program(name), _program(name), torchrun, tmp_path)
+def test_under_both_launchers(name: str, torchrun: Torchrun, folder: Path) -> None:
+    _compare(_program(name), _program(name), torchrun, folder)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", _WITH_OUR_CLASS)
-def test_with_our_class(name: str, torchrun: Torchrun, tmp_path: Path) -> None:
-    _compare(_program(name), _program(name, _OUR_CLASS), torchrun, tmp_path)
+def test_with_our_class(name: str, torchrun: Torchrun, folder: Path) -> None:
+    _compare(_program(name), _program(name, _OUR_CLASS), torchrun, folder)

@@ -25,13 +25,13 @@ _TONIGHT = int(time.time() // 86_400) * _PARTS * _OF_A_PART  # programs that nob
 
 
 @pytest.mark.parametrize("one", PROGRAMS, ids=key)
-def test_as_under_torchrun(one, tmp_path: Path) -> None:
+def test_as_under_torchrun(one, folder: Path) -> None:
     expected = _RECORDED.get(key(one))
     if expected is None:
         server = Torchrun()
-        expected = server.run(one, tmp_path / "torchrun")
+        expected = server.run(one, folder / "torchrun")
         server.close()
-    assert differences(one, expected, ddp_launch(one, tmp_path / "ours")) == []
+    assert differences(one, expected, ddp_launch(one, folder / "ours")) == []
 
 
 def _differing(seeds: range, folder: Path) -> list[str]:
@@ -47,18 +47,18 @@ def _differing(seeds: range, folder: Path) -> list[str]:
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(_PARTS))
-def test_a_thousand_programs(part: int, tmp_path: Path) -> None:
+def test_a_thousand_programs(part: int, folder: Path) -> None:
     first, half = _TONIGHT + part * _OF_A_PART, _OF_A_PART // 2
     halves = [range(first, first + half), range(first + half, first + _OF_A_PART)]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(_differing, halves, [tmp_path / "0", tmp_path / "1"]))
+        found = list(pool.map(_differing, halves, [folder / "0", folder / "1"]))
     assert [each for half_of_it in found for each in half_of_it] == []
 
 
-def test_a_difference_is_found(tmp_path: Path) -> None:
+def test_a_difference_is_found(folder: Path) -> None:
     one = next(each for each in PROGRAMS if not each.needs_torch)
-    ours = ddp_launch(one, tmp_path / "ours")
-    other = ddp_launch(one, tmp_path / "other")
+    ours = ddp_launch(one, folder / "ours")
+    other = ddp_launch(one, folder / "other")
     other.code, other.left, other.out = 99, ["sleep"], ["a line"]
     kinds = {each.partition(":")[0] for each in differences(one, ours, other)}
     assert {"code", "left", "out"} <= kinds
