@@ -25,7 +25,7 @@ from ddp.telemetry import torch_api
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ddp.reducer.collectives import BucketCollectives
 
@@ -70,6 +70,17 @@ class FlatBucket:
         self._targets: list[torch.Tensor] = []
         self._addresses: list[int] = []
         self._views: list[torch.Tensor] = []  # what `.grad` gets; the script may replace their memory
+        if as_views and dtype is None:
+            self._move_gradients_in()
+
+    def _move_gradients_in(self) -> None:
+        """Make existing gradients views at once: what the script holds of the old ones does not change any more."""
+        for i, grad in enumerate(map(_grad_of, self.parameters)):
+            if grad is not None:
+                if not self._targets:
+                    self._allocate()
+                self._targets[i].copy_(grad.detach())
+                self.parameters[i].grad = self._view(i)
 
     def _allocate(self) -> None:
         self.flat = self._collectives.allocate(self.numel, self._dtype, self.parameters[0].device)
@@ -155,6 +166,7 @@ class InPlaceBucket:
         """`copies`: another reducer averages the same gradients in the same backward."""
         self.parameters = list(parameters)
         self.copies = copies
+        self.unused: Collection[int] = ()  # members whose gradients are kept if no rank has used them
         self.payload: list[torch.Tensor] = []
         self._copied: list[tuple[int, torch.Tensor]] = []
 
@@ -162,7 +174,8 @@ class InPlaceBucket:
         for i in range(start, end):
             parameter = self.parameters[i]
             grad = parameter.grad
-            if grad is not None and not self.copies and not _needs_copy(grad, parameter):
+            apart = self.copies or i in self.unused
+            if grad is not None and not apart and not _needs_copy(grad, parameter):
                 tensor = grad
             else:
                 tensor = like_gradient(parameter)

@@ -76,6 +76,7 @@ class BucketSender:
         self.within_join = self._ever_joined = False
         self._futures: list[Any] = []
         self._consumed = self._shared = False
+        self.unused: frozenset[int] = frozenset()  # parameters that this step does not use on this rank
         self._shard_receiver: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         self._page = status_page.page()
@@ -261,6 +262,9 @@ class BucketSender:
         bucket = self.buckets[number]
         if self.partial_sums is not None:
             self.partial_sums.fold(self.plan.buckets[number].members[start:end])
+        if isinstance(bucket, InPlaceBucket):
+            members = self.plan.buckets[number].members
+            bucket.unused = self.unused and [i for i, member in enumerate(members) if member in self.unused]
         bucket.gather(start, end, self._scale(bucket))
 
     def launch(self, number: int) -> Any:

@@ -298,7 +298,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         super()._match_all_reduce_for_bwd_pass()
         if self.reducer.core.exchanges_used:
             start_sum(self.process_group, self.reducer.nothing_used()).wait(GROUP_TIMEOUT)
-            self.reducer.core.match_first_step()
 
     def _match_unused_params_allreduce(self) -> None:
         """Do nothing: `_match_all_reduce_for_bwd_pass` includes this all-reduce."""

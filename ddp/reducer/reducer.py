@@ -176,9 +176,7 @@ class Reducer:
         if self.step is None or not self.step.begun:
             return
         left = self.counter.left()
-        if all(
-            left
-        ):  # a static graph, of which no gradient arrived as often as in its first step: torch goes on
+        if all(left):  # a static graph: no gradient arrived as often as in its first step, and torch goes on
             self._stays_local(next((i for i, used in enumerate(self.counter.take_used()) if used), 0))
             return
         lacking = [i for i, count in enumerate(left) if count]
@@ -213,7 +211,7 @@ class Reducer:
             step = self.step
             if step is None:
                 return
-            step.begun = True
+            step.begun, self.sender.unused = True, step.unused
             if rpc_context.is_used():
                 stored = rpc_context.is_stored_in(step.context, self.parameters[index])
                 step.missed_context = stored is None and step.context is None
@@ -281,15 +279,10 @@ class Reducer:
             return
         step.begun = step.deferred = True
         counts = [arrivals.ANY_NUMBER - left for left in self.counter.left()]
+        step.unused = self.sender.unused = frozenset(i for i, count in enumerate(counts) if not count)
         self._finalize()
         self._expected, self._used_at_first = counts, step.usage
         self._cut()
-
-    def match_first_step(self) -> None:
-        """Follow the first step of a static graph on a rank without input."""
-        if self.observes_graph:
-            self._expected = [1] * len(self.parameters)
-            self._cut()
 
     def _send_all(self, step: Step) -> None:
         """Gather and launch all buckets at once."""
@@ -341,7 +334,7 @@ class Reducer:
         self.sender.step_ended()
         self.stopwatch.step_ended()
         self.counter.watch(not self._said_local)
-        if self.should_rebuild:
+        if self.should_rebuild and not self.observes_graph:
             self._observed = (*step.order, *sorted({*range(len(self.parameters))} - {*step.order}))
 
     # --- a backward that is not averaged -------------------------------------------------------------
@@ -364,9 +357,12 @@ class Reducer:
     def should_rebuild(self) -> bool:
         return not self.rebuilt and not self.looks_for_unused
 
-    def take_part_in_rebuild(self) -> None:
-        """Let a rank that has not observed a backward take part in the rebuild. On rank 0 any order is acceptable."""
-        if self.should_rebuild and not self._observed:
+    def follow_step(self) -> None:
+        """Follow a step of the others on a rank without input. For a rebuild, any order of rank 0 is acceptable."""
+        if self.observes_graph:
+            self._expected = [1] * len(self.parameters)
+            self._cut()
+        elif self.should_rebuild and not self._observed:
             self._observed = tuple(reversed(range(len(self.parameters))))
 
     def rebuild(self, order: Sequence[int]) -> None:

@@ -86,7 +86,7 @@ class TorchReducer:
         return torch.zeros(len(self.core.parameters), dtype=torch.int32, device=self.core.sender.device)
 
     def _push_all_rebuilt_params(self) -> None:
-        self.core.take_part_in_rebuild()
+        self.core.follow_step()
 
     # --- mixed precision, optimizers in the backward -----------------------------------------------
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import differ
 import pytest
 from differences import differences
-from drawn_program import draw
+from drawn_program import Layer, draw
 from known_differences import KNOWN
 from rank_crew import Stuck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from drawn_program import Op
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ddp.md"
 OF_A_NIGHT = 20_000
@@ -93,3 +95,46 @@ def test_what_counts_as_a_difference(torchs: object, ours: object, says: str) ->
     program = replace(draw(17), world=2, ops=({"kind": "step"},))
     found = differences(program, [torchs] * 2, [ours] * 2)
     assert (says in str(found[0]), bool(says)) == (True, True) if found else not says
+
+
+PLAIN = replace(
+    draw(17),
+    world=2,
+    dtype="float32",
+    layers=tuple(map(Layer, ["linear", "embedding", "linear"])),
+    wrappers=1,
+    in_backward=False,
+    hook="",
+    wild=False,
+)
+STEP, HAND, HOLD = (
+    {"kind": "step"},
+    {"kind": "hand", "layers": [0, 1]},
+    {"kind": "hold", "layers": [0, 1, 2]},
+)
+PART = {"kind": "step", "uses": [[True, False, True]] * 2}
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm", "hier"])
+@pytest.mark.parametrize(
+    ("options", "ops"),
+    [
+        pytest.param({"find_unused_parameters": True}, (HAND, PART, HAND, STEP), id="by-hand-and-unused"),
+        pytest.param({"static_graph": True}, (HAND, PART, HAND, PART), id="by-hand-and-unused-static"),
+        pytest.param({"gradient_as_bucket_view": True}, (STEP, HOLD, STEP, STEP), id="held-over-the-rebuild"),
+        pytest.param(
+            {"gradient_as_bucket_view": True, "static_graph": True},
+            (STEP, HOLD, STEP, HOLD, STEP, STEP),
+            id="held-over-the-rebuild-static",
+        ),
+    ],
+)
+def test_what_once_differed(
+    pairs: differ.Pairs, backend: str, options: dict[str, bool], ops: tuple[Op, ...]
+) -> None:
+    """With buckets of one gradient each, and with one bucket for all."""
+    for cap in (0.00001, 25):
+        program = replace(PLAIN, backend=backend, options={**options, "bucket_cap_mb": cap}, ops=ops)
+        outcome = pairs.confirm(program)
+        assert outcome.compared
+        assert not outcome.found, "\n".join(map(str, outcome.found))
