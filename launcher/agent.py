@@ -49,11 +49,11 @@ from launcher.failure.verdict import signal_name
 from launcher.job_page import JobPage
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
-from launcher.stop_requests import unless_stopped
+from launcher.stop_requests import ParentSignals, unless_stopped
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
-from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report, Started
-from launcher.template.messages import Swept as ZygoteSwept
+from launcher.template import messages
+from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report
 from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, open_journal
 from rendezvous.signals import SignalWatch
 from rendezvous.values.events import AgentStopped, Refused
@@ -287,6 +287,7 @@ class Agent:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             stops.discard(signal.SIGHUP)  # nohup: the user wants the job to survive the terminal
         self._stops = stops
+        self._parent_signals = ParentSignals(stops, lambda: self._state.trains_undisturbed, self._logs.say)
         for signum in stops:
             self._signals.on(signum, self._on_stop_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
@@ -323,7 +324,7 @@ class Agent:
         match report:
             case Ready(_is_warm, reason):
                 self._report_plain_start(reason or self._shell.starter.obstacle)
-            case Started():
+            case messages.Started():
                 self._ranks.note_started(report)
                 self._parts.time.note_started(report.local_rank)
                 self._parts.restarts.forked()
@@ -338,10 +339,12 @@ class Agent:
             case KeeperEnded(generation, reason):
                 words = f"the store through which the ranks connect has ended: {reason}"
                 self._events.put_nowait(StoreLost(generation, words))
+            case messages.Signalled(signum, local_rank):
+                self._parent_signals.sent(signum, local_rank)
             case Learned():
                 self._zygotes.has_learned = True
                 self._shell.user_messages.learned = _learned_text(report)
-            case ZygoteSwept(generation):
+            case messages.Swept(generation):
                 self._events.put_nowait(Swept(generation))
             case _:
                 assert_never(report)

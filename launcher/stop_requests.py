@@ -1,18 +1,21 @@
-"""Ends slow work before the start of the ranks when a signal asks the agent to stop."""
+"""Ends slow work before the start of the ranks when a signal asks the agent to stop, and hears those for the zygote."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.exchange import CheckpointSignal, StopRequested
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
     from launcher.exchange import AgentEvent
 
 T = TypeVar("T")
+_OWN_SIGNAL_S = 0.5  # whoever signals all processes of a job has reached the agent by then
 
 
 async def unless_stopped(
@@ -43,3 +46,24 @@ async def _stop_in(events: asyncio.Queue[AgentEvent]) -> StopRequested:
     finally:
         for event in seen:
             events.put_nowait(event)
+
+
+class ParentSignals:
+    """A rank that signals its parent stops the job, as under torchrun, where the parent is the launcher itself."""
+
+    def __init__(
+        self, stops: Collection[int], trains: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        self._stops, self._trains, self._say = stops, trains, say
+
+    def sent(self, signum: int, local_rank: int | None) -> None:
+        if local_rank is not None:
+            self._stop(signum, f" of local rank {local_rank}")
+        else:
+            asyncio.get_running_loop().call_later(_OWN_SIGNAL_S, self._stop, signum, "")
+
+    def _stop(self, signum: int, of_rank: str) -> None:
+        """Handle it as a signal to the agent, but not as a second one, which would kill the ranks at once."""
+        if signum in self._stops and self._trains():
+            self._say(f"ddp-launch: the parent process{of_rank} received {signal.Signals(signum).name}")
+            os.kill(os.getpid(), signum)

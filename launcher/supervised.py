@@ -58,6 +58,11 @@ class Supervision:
         """Whether no rank runs. In a stop in place, parked ranks do not count."""
         return not self.live or (self.in_place and set(self.live) == set(self.parked))
 
+    @property
+    def trains_undisturbed(self) -> bool:
+        """Whether ranks run, and no signal is about to stop them."""
+        return self.phase is Phase.RUNNING and self.preempted is None
+
     def awaits_store(self, generation: int) -> bool:
         return self.phase is Phase.JOINING and generation == self.generation and not self.over
 

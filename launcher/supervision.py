@@ -350,8 +350,7 @@ def _checkpoint_requested(state: Supervision, generation: int, reason: str) -> S
 
 def _checkpoint_signal(state: Supervision, event: CheckpointSignal) -> Step:
     """A second signal, or a signal while no rank runs, does not request a checkpoint; it has its usual effect."""
-    able = state.phase is Phase.RUNNING and bool(state.live) and state.preempted is None
-    if not able or state.assignment is None:
+    if not (state.trains_undisturbed and state.live) or state.assignment is None:
         return (state, ()) if event.stop is None else stop_requested(state, event.stop)
     reason = f"{event.name}: the scheduler will preempt this node"
     return replace(state, preempted=event.stop), (AskCheckpoint(state.assignment, reason, has_deadline=True),)

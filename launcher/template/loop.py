@@ -17,7 +17,9 @@ from . import cgroup, debugging, messages, rank, scratch, stacks, terminal_size,
 from .endings import Endings, has_ended
 from .forking import fork, freeze_garbage
 from .keepers import Keepers, bound
-from .messages import Exited, Keep, Ready, Retire, Signal, Spawn, Started, Sweep, Swept
+from .messages import Exited, Keep, Ready, Retire, Signal, Signalled, Spawn, Started, Sweep, Swept
+from .process_stat import process_stat
+from .sent_signals import SentSignals
 from .sweeping import Sweeper, traces_of_streams
 
 if TYPE_CHECKING:
@@ -80,11 +82,13 @@ class Loop:
             self._scratch = scratch_folder
         if self._warm:
             freeze_garbage()
-        self._unheard = _IgnoredSignals()
+        self._sent = SentSignals()
         signal.signal(signal.SIGCHLD, _woken)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._wake_r, select.POLLIN)
+        if self._sent.fd >= 0:
+            self._poll.register(self._sent.fd, select.POLLIN)
         self._tell(Ready(self._warm, self._obstacle, import_s))
         scratch.remove_left_behind(scratch_folder)
         if self._cgroup:
@@ -93,6 +97,9 @@ class Loop:
             for fd, events in self._events():
                 if fd == self._wake_r:
                     self._reap()
+                    continue
+                if fd == self._sent.fd:
+                    self._forward_signals()
                     continue
                 if self._learner is not None and fd == self._learner.trial:
                     self._learner.read_report()
@@ -163,7 +170,7 @@ class Loop:
         if pid == 0:
             with rank.exit_on_error():
                 self._forget_zygote()
-                self._unheard.hear_again()
+                self._sent.become_rank(order.env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ""))
                 rank.become(order, fds, parent=self._pid)
                 if not self._warm:
                     rank.execute(order.argv, is_python=order.is_python)
@@ -232,7 +239,14 @@ class Loop:
                 ):  # a stopped process receives SIGTERM only after it continues
                     _send_signal(pid, signal.SIGCONT, to_group=child.group)
 
+    def _forward_signals(self) -> None:
+        for signum, sender in self._sent.read():
+            stat = process_stat(sender)
+            child = self._ranks.get(sender if stat is None else stat.session)  # a rank heads its session
+            self._tell(Signalled(signum, None if child is None else child.local_rank))
+
     def _reap(self) -> None:
+        self._forward_signals()  # while their senders are known
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         for ended in self._endings.take():
@@ -287,24 +301,6 @@ class Loop:
         except OSError:  # the agent has ended: the next read of the socket ends this process
             self._outbox.close()
         self._poll.modify(self._control, select.POLLIN | (0 if self._outbox.is_empty else select.POLLOUT))
-
-
-class _IgnoredSignals:
-    """Ignores the signals that users and schedulers send to every process of a job: the agent handles them for all.
-
-    They are blocked as well as ignored, so that a signal for a rank that is being forked is not lost.
-    """
-
-    def __init__(self) -> None:
-        names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-        signals = [signal.Signals[name] for name in names]
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        self._answers = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
-
-    def hear_again(self) -> None:
-        for signum, answer in self._answers.items():
-            signal.signal(signum, answer)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
 def _woken(_signum: int, _frame: Any) -> None:

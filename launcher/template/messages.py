@@ -98,6 +98,13 @@ class Swept(NamedTuple):
     killed: int
 
 
+class Signalled(NamedTuple):
+    """A process has sent a signal to the zygote. Under torchrun, the parent of the ranks is the launcher."""
+
+    signum: int
+    local_rank: int | None  # that sent it; None: a process that is gone, or not one of a rank
+
+
 class Learned(NamedTuple):
     """The zygote has imported what the ranks import: the next ranks have it from the start."""
 
@@ -108,7 +115,7 @@ class Learned(NamedTuple):
 
 
 Order = Spawn | Keep | Signal | Sweep | Retire
-Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Learned
+Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Signalled | Learned
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
@@ -126,6 +133,7 @@ _KINDS: dict[str, Callable[..., Message]] = {
         Keeping,
         KeeperEnded,
         Swept,
+        Signalled,
         Learned,
     )
 }

@@ -104,7 +104,9 @@ def test_signal_while_ranks_are_stopped_after_a_failure(launch: Launch, options:
 
 
 def test_nohup_keeps_the_job_running(launch: Launch) -> None:
+    """Its ranks do not ignore the signal, as under torchrun, which handles it itself."""
     source = FAMILY + (
+        "assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL\n"
         "there('rank')\nwhile not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
     )
     job = launch(*PLAIN, source=source, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -112,6 +114,33 @@ def test_nohup_keeps_the_job_running(launch: Launch) -> None:
     job.send(signal.SIGHUP)
     (job.there / "go").touch()
     assert job.wait() == 0, job.stderr()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("os.kill(os.getppid(), 15); os.kill(os.getppid(), 15)", "of local rank 1 received SIGTERM"),
+        ("import subprocess; subprocess.run(['kill', str(os.getppid())])", "received SIGTERM"),
+    ],
+    ids=["rank", "command"],
+)
+def test_a_rank_that_signals_its_parent_stops_the_job(launch: Launch, how: str, words: str) -> None:
+    """As under torchrun, where the parent is the launcher. Several such signals stop it once, and kill nothing."""
+    source = FAMILY + (
+        "def saved(*_): there('asked'); time.sleep(0.1); there('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, saved)\n"
+        "there('rank')\n"
+        "while not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
+        f"if os.environ['RANK'] == '1': {how}\n"
+        "while True: time.sleep(1)\n"
+    )
+    job = launch(*PLAIN, source=source)
+    job.await_there("rank-0", "rank-1")
+    (job.there / "go").touch()
+    assert job.wait() == 128 + signal.SIGTERM
+    assert job.is_there("saved-0", "saved-1")()
+    assert words in job.stderr()
+    job.assert_nothing_left(0.0)
 
 
 @pytest.mark.parametrize("program", [False, True])

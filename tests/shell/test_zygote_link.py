@@ -44,6 +44,8 @@ def spawn(local_rank: int, *argv: str) -> Spawn:
         messages.Keeping(1, 29400, True),
         messages.KeeperEnded(1, "killed by SIGKILL"),
         Swept(1, 0),
+        messages.Signalled(15, 1),
+        messages.Signalled(15, None),
     ],
 )
 def test_what_is_written_reads_the_same(message: messages.Message) -> None:
