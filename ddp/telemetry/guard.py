@@ -38,6 +38,7 @@ from typing import Any
 
 from . import profiling, torch_api
 from .collective_facts import format_ranks
+from .own_descriptors import OwnDescriptors
 from .peers import Peer, Peers
 from .release import Release
 
@@ -123,6 +124,8 @@ class Guard:
         self._orders: queue.SimpleQueue[Continue] = queue.SimpleQueue()
         self._reported: set[int] = set()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        sockets = () if self._socket is None else (self._socket.fileno(),)
+        self._own = OwnDescriptors(self._wake_r, self._wake_w, self.peers.fileno(), *sockets)
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ddp-guard", daemon=True)
 
@@ -142,7 +145,8 @@ class Guard:
     def wake(self) -> None:
         """Make the thread check the groups now, because one was added or removed."""
         with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"!")
+            if self._own.are_open():
+                os.write(self._wake_w, b"!")
 
     def wait_for_reason(self) -> str:
         """Wait briefly for the launcher's reason.
@@ -213,7 +217,7 @@ class Guard:
         self._send({"error": error})
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._socket is None:
+        if self._socket is None or not self._own.are_open():
             return
         with self._send_lock, contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -229,7 +233,10 @@ class Guard:
         while not self._stopped:
             has_asynchronous = self._check_groups()
             interval_s = _POLL_ERRORS_S if has_asynchronous else _POLL_S
-            for fd, _events in poll.poll(1000 * min(interval_s, self._release.due_in_s())):
+            ready = poll.poll(1000 * min(interval_s, self._release.due_in_s()))
+            if not self._own.are_open():  # the program has closed them, and may use their numbers
+                return
+            for fd, _events in ready:
                 if fd == self._wake_r:
                     os.read(self._wake_r, 4096)
                 elif fd == self.peers.fileno():

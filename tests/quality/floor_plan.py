@@ -175,8 +175,8 @@ SHELL = {
         *within(
             "telemetry",
             "blocked_thread capture collective_facts collective_marks comm_error comm_words ending gloo_sockets guard "
-            "page_layout page_threads page_writer patience peers profiling release sections status_page step_profile "
-            "torch_api torch_marks",
+            "own_descriptors page_layout page_threads page_writer patience peers profiling release sections "
+            "status_page step_profile torch_api torch_marks",
         ),
     },
 }
