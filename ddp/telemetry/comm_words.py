@@ -15,11 +15,16 @@ from .peers import Peer
 if TYPE_CHECKING:
     from .guard import Guard
 
-# Every message about a peer, a connection or a timeout contains one of these; lower case.
+# Every message about a peer, a connection or a timeout contains one of these; lower case. The name of a backend is not
+# enough: torch names it when it refuses an argument ("Cannot use ReduceOp.PREMUL_SUM with Gloo").
 _PHRASES = (
-    "gloo",
+    "gloo/transport",
+    "gloo/rendezvous",
+    "connectfullmesh failed",
     "distbackenderror",  # torch's reducer quotes the error of a group without its type
-    "nccl",
+    "nccl error",
+    "ncclremoteerror",
+    "nccl communicator",
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -29,8 +34,11 @@ _PHRASES = (
     "monitoredbarrier",
     "application timeout caused pair closure",
 )
-# How Gloo refuses the arguments of a call: "ProcessGroupGloo::allgather: invalid tensor size at index 1".
-_ARGUMENTS = re.compile(r"ProcessGroupGloo::\w+: ")
+# How backends refuse the arguments of a call: "ProcessGroupGloo::allgather: invalid tensor size at index 1".
+_ARGUMENTS = re.compile(
+    r"^(?:\[.*?\]:? )?ProcessGroup\w+::\w+: |MPI_ERR_(?:BUFFER|COUNT|TYPE|TAG|RANK|ROOT|OP|ARG|TRUNCATE)\b"
+)
+_NCCL_ARGUMENTS = re.compile(r"ncclInvalid(?:Usage|Argument)|NCCL error.*?invalid (?:usage|argument)", re.S)
 # What NCCL reports of the rank itself, unless it goes on about a peer.
 _OF_ITSELF = re.compile(r"(invalid usage|unhandled system error|unhandled cuda error|invalid argument)", re.I)
 _OF_A_PEER = re.compile(r"remote|peer|connection|closed|reset", re.I)
@@ -78,11 +86,11 @@ class Explanation:
 
 def is_communication_error(error: BaseException) -> bool:
     """Whether an error is about a peer, a connection or a timeout, and not about the script."""
+    message = str(error)
+    if not isinstance(error, RuntimeError) or _is_about_arguments(message):
+        return False
     if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
         return True
-    message = str(error)
-    if not isinstance(error, RuntimeError) or _ARGUMENTS.search(message):
-        return False
     return any(phrase in message.lower() for phrase in _PHRASES) or _is_ours(message)
 
 
@@ -91,6 +99,11 @@ def is_fault_of_this_rank(error: BaseException) -> bool:
     message = str(error)
     found = "NCCL error" in message and _OF_ITSELF.search(message)
     return bool(found) and _OF_A_PEER.search(message) is None
+
+
+def _is_about_arguments(message: str) -> bool:
+    of_nccl = _NCCL_ARGUMENTS.search(message) and _OF_A_PEER.search(message) is None
+    return bool(of_nccl or _ARGUMENTS.search(message))
 
 
 def _is_ours(message: str) -> bool:

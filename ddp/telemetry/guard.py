@@ -249,6 +249,8 @@ class Guard:
         """Return whether a group has a backend that detects errors asynchronously, as NCCL does."""
         groups = torch_api.groups() if torch_api.has_default_group() else ()
         new = [group for group in groups if not any(group is each for each in self._groups)]
+        if len(groups) < len(self._groups) + len(new):  # one was destroyed
+            self.peers.forget_closed()
         self._groups = groups
         if new and not self._reason:
             self.peers.identify()

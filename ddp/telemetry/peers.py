@@ -10,6 +10,10 @@ does not depend on how a library sets up its connections.
 Once the peer of a connection is known, the kernel reports when the peer closes it, even if no thread waits for it at
 that moment. The peer that closes first is the one that failed first. The other ranks fail later as a result.
 
+A closed connection alone does not show that the peer has failed: a healthy rank closes those of a group that it
+destroys, and the peer of a broken link is healthy too. So a peer is named only if its process has ended. If it runs in
+our pid namespace, the kernel shows that. Otherwise it has ended if all connections to it are closed.
+
 Shutting connections down releases the threads that wait for them. Gloo's sockets are shut down only for reading. When a
 message of the peer lets Gloo's thread send, and this send fails, Gloo forgets the operation, and its caller waits for
 the whole timeout of the group. With the direction for sending open, Gloo's thread sends what was asked for, then reads
@@ -38,6 +42,8 @@ from . import gloo_sockets, torch_api
 MAX_RANKS = 256
 _RETRY_AFTER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # other ranks may not have written theirs yet
 _SAME_FAILURE_S = 5.0  # a connection that closed at most this long before a failure belongs to it
+_ENDS_WITHIN_S = 0.2  # a process that ends closes its connections one by one
+_EXITING = 0x4  # PF_EXITING of the kernel
 _GLOO_CLOSES_WITHIN_S = 0.25  # an idle machine needs 1 ms
 _LOOK_EVERY_S = 0.001
 _ADDRESS = re.compile(r"\[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+)\]?[:<](\d{1,5})")
@@ -56,21 +62,20 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The rank at the other end of a connection, as far as it is known."""
+    """The rank at the other end of a connection."""
 
-    rank: int | None = None
+    rank: int
     host: str = ""
 
     def __str__(self) -> str:
-        where = f" (on {self.host})" if self.host else ""
-        return f"rank {self.rank}{where}" if self.rank is not None else f"a rank on {self.host}"
+        return f"rank {self.rank}" + (f" (on {self.host})" if self.host else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
     at: float
     peer: Peer
-    there: End
+    inode: int
 
 
 def _end(address: Any) -> End:
@@ -164,6 +169,8 @@ class Peers:
         self._cut: set[int] = set()  # by inode, in this generation
         self.gloo = gloo_sockets.GlooSockets()
         self._hosts: dict[int, str] = {}
+        self._processes: dict[int, Any] = {}  # by rank: see _process
+        self._mine: list[Any] = []
         self._closings: list[Closing] = []
         self._closed = select.epoll()
         self._has_work = threading.Event()
@@ -227,7 +234,9 @@ class Peers:
         to_ranks = [one for one in found if port not in (one.here.split()[1], one.there.split()[1])]
         with self._lock:
             self._store_ends = [one for one in found if one not in to_ranks]
-        entry = {"host": socket.gethostname(), "ends": [[one.here, one.there] for one in to_ranks]}
+        ends = [[one.here, one.there] for one in to_ranks]
+        self._mine = _process()
+        entry = {"host": socket.gethostname(), "ends": ends, "process": self._mine}
         store.set(f"{_KEY}{rank}", json.dumps(entry))
         return to_ranks
 
@@ -235,9 +244,11 @@ class Peers:
         owners = {(here, there): rank for rank, entry in entries.items() for here, there in entry["ends"]}
         with self._lock:
             self._hosts = {rank: entry["host"] for rank, entry in entries.items()}
+            self._processes = {rank: entry.get("process") for rank, entry in entries.items()}
             for one in mine:
                 rank = owners.get((one.there, one.here))
-                if rank is None or one.inode in self._known:
+                known = self._known.get(one.inode)
+                if rank is None or (known is not None and known[0] == one):
                     continue
                 self._known[one.inode] = (one, Peer(rank, self._hosts[rank]))
                 with contextlib.suppress(OSError):  # closed meanwhile
@@ -254,27 +265,42 @@ class Peers:
             for fd, _what in events:
                 if fd in by_fd:
                     one, peer = by_fd[fd]
-                    self._closings.append(Closing(at, peer, one.there))
+                    self._closings.append(Closing(at, peer, one.inode))
 
     def peer_in(self, text: str) -> Peer | None:
-        """Return the peer whose address is in an error message, or a peer that failed before it."""
-        self.note_closings()
-        addresses = _addresses(text)
-        with self._lock:
-            named = next((p for one, p in self._known.values() if one.there in addresses), None)
-            recent = [c for c in self._closings if c.at >= time.monotonic() - _SAME_FAILURE_S]
-            first = [c.peer for c in recent if c.at == recent[0].at]
-            if first:
-                return named if named in first else first[0]
-            return named or self._on_host(addresses)
+        """Return the peer that failed first, if its process has ended. `text`: the error, which may have an address."""
+        give_up_at = time.monotonic() + _ENDS_WITHIN_S
+        while True:
+            self.note_closings()
+            with self._lock:
+                suspects = self._suspects(text)
+                ended = next((peer for peer in suspects if self._has_ended(peer)), None)
+            if ended is not None or not suspects or time.monotonic() >= give_up_at:
+                return ended
+            time.sleep(_LOOK_EVERY_S)
 
-    def _on_host(self, addresses: set[End]) -> Peer | None:
-        hosts = {end.split()[0] for end in addresses}
-        there = {peer for one, peer in self._known.values() if one.there.split()[0] in hosts}
-        if len(there) == 1:
-            return next(iter(there))
-        names = {peer.host for peer in there}
-        return Peer(host=next(iter(names))) if len(names) == 1 else None
+    def _suspects(self, text: str) -> list[Peer]:
+        """Peers that have closed a connection, the first one first, then the peer whose address is in the text."""
+        addresses = _addresses(text)
+        named = {peer for one, peer in self._known.values() if one.there in addresses}
+        recent = [c for c in self._closings if c.at >= time.monotonic() - _SAME_FAILURE_S]
+        ordered = sorted(recent, key=lambda c: (c.at, c.peer not in named))
+        return [*(c.peer for c in ordered), *(named if len(named) == 1 else ())]
+
+    def _has_ended(self, peer: Peer) -> bool:
+        process = self._processes.get(peer.rank)
+        if process and self._mine and process[:2] == self._mine[:2]:
+            return _ended(*process[2:])
+        closed = {closing.inode for closing in self._closings}
+        return all(
+            one.inode in closed or not _is_open(one) for one, p in self._known.values() if p.rank == peer.rank
+        )
+
+    def forget_closed(self) -> None:
+        """Forget the connections that are closed here: those of a group that was destroyed."""
+        with self._lock:
+            self._known = {inode: each for inode, each in self._known.items() if _is_open(each[0])}
+            self._closings = [closing for closing in self._closings if closing.inode in self._known]
 
     def host_of(self, rank: int) -> str:
         with self._lock:
@@ -309,6 +335,7 @@ class Peers:
         with self._lock:
             self._known.clear()
             self._hosts.clear()
+            self._processes.clear()
             self._closings.clear()
             self._store_ends = []
             self._cut.clear()
@@ -317,6 +344,28 @@ class Peers:
         for end in held:
             end.close()
         self._stopped.clear()
+
+
+def _process() -> list[Any]:
+    """This process, so that others on this machine find it: kernel, pid namespace, pid, start; [] if unknown."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        boot, space = file.read().strip(), os.readlink("/proc/self/ns/pid")
+        return [boot, space, os.getpid(), _stat(os.getpid())[19]]
+    return []
+
+
+def _ended(pid: int, started: int) -> bool:
+    try:
+        found = _stat(pid)
+    except OSError:
+        return True
+    return found[19] != started or bool(found[6] & _EXITING)
+
+
+def _stat(pid: int) -> list[int]:
+    """The fields of /proc/PID/stat, from the state on, which is 0 here."""
+    with open(f"/proc/{pid}/stat") as file:
+        return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 
 
 def _addresses(text: str) -> set[End]:

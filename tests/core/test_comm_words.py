@@ -6,6 +6,14 @@ import pytest
 
 from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
 
+
+class DistError(RuntimeError):
+    """As torch names it. These tests do not import torch."""
+
+
+class DistBackendError(DistError): ...
+
+
 QUOTED = (
     "Got the following error when running the callback: DistBackendError: rank 0 died (noticed by rank 1)"
 )
@@ -19,6 +27,17 @@ QUOTED = (
         (RuntimeError("The size of tensor a (8) must match the size of tensor b (4)"), False),
         (ValueError("connection reset by peer"), False),
         (RuntimeError("ProcessGroupGloo::allgather: invalid tensor size at index 1"), False),
+        (RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo"), False),
+        (RuntimeError("Backend gloo does not support alltoall_base"), False),
+        (RuntimeError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"), False),
+        (
+            NotImplementedError("the mpi4py backend does not support sparse tensors. Use the backend gloo"),
+            False,
+        ),
+        (DistBackendError("MPI: MPI_ERR_COUNT: invalid count argument"), False),
+        (DistBackendError("MPI: MPI_ERR_PROC_FAILED: process failure"), True),
+        (DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1, invalid usage\nncclInvalidUsage"), False),
+        (DistBackendError("NCCL error: unhandled system error\nsocket closed by remote peer"), True),
     ],
 )
 def test_an_error_of_communication_is_recognized(error: Exception, is_about_communication: bool) -> None:
