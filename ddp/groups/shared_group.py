@@ -75,10 +75,12 @@ class SharedGroup(Membership):
         opts: Any = None,
         root: int = 0,
         wakes: bool = True,
+        tag: int = 0,
     ) -> dist.Work:
         """Submit an operation to the core.
 
-        `wakes`: start it now, on the core's thread, not on the thread that waits for it.
+        `wakes`: start it now, on the core's thread, not on the thread that waits for it. `tag`: if the ranks use
+        different ones, the operation fails on all of them.
         """
         timeout_s, waits = self._timeout_s, False
         if opts is not None:
@@ -94,6 +96,7 @@ class SharedGroup(Membership):
             wakes and not waits,
             given.numbers,
             got.numbers,
+            tag,
         )
         work = SharedWork(flight, ticket, result, (given.kept, got.kept), got.after)
         if waits:
@@ -332,8 +335,8 @@ class SharedGroup(Membership):
                 return torch.frombuffer(block, dtype=dtype, count=numel)
         return torch.empty(numel, dtype=dtype)
 
-    def ddp_average(self, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """Average the tensors in place. The list is treated as one flat array."""
+    def ddp_average(self, tensors: list[torch.Tensor], divisor: float, tag: int = 0) -> Any:
+        """Average the tensors in place. The list is treated as one flat array. Ranks must use the same tag."""
         flight = self._flight
         if flight is not None and suits(tensors):
             reduction = averaging(tensors[0].dtype, divisor)
@@ -341,7 +344,9 @@ class SharedGroup(Membership):
                 got = operands(tensors, written=True)
                 count = got.size // reduction.element_size
                 wakes = self._near is None or got.size > _MIN_BYTES_TO_WAKE
-                return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
+                return self._post(
+                    flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes, tag=tag
+                )
         torch_api.get(torch_names.FOREACH_DIVIDE)(tensors, divisor)
         real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
         return self._fallback(tensors).allreduce_coalesced(real)

@@ -40,6 +40,7 @@ class Core(Protocol):
         at_once: bool,
         given: list[int],
         got: list[int],
+        tag: int,
         /,
     ) -> int: ...
     def wait(self, ticket: int, timeout_s: float, may_execute: bool, /) -> int: ...

@@ -7,6 +7,7 @@ parameter or the option. Without the check, a collective would hang.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     Options = Sequence[tuple[str, object]]
 
+_wrappers = itertools.count(1)
+
 
 def same_model(
     group: ProcessGroup,
@@ -32,14 +35,22 @@ def same_model(
     parameters: Sequence[plan.ParameterInfo],
     state: Sequence[plan.Entry],
     options: Options,
-) -> None:
-    """Raise if the ranks wrap different models. Gather full descriptions only if the fingerprints differ."""
+) -> int:
+    """Raise if the ranks wrap different models. Return rank 0's number of this wrapper, on all ranks.
+
+    Full descriptions are gathered only if the fingerprints differ.
+    """
     facts = [dataclasses.asdict(each) for each in parameters]
     text = json.dumps([facts, list(state), list(options)]).encode()
-    mine = [plan.model_fingerprint(parameters, [("state", tuple(state)), *options]), len(text)]
+    mine = [
+        plan.model_fingerprint(parameters, [("state", tuple(state)), *options]),
+        len(text),
+        next(_wrappers),
+    ]
     answers = gather_rows(group, torch.tensor(mine, dtype=torch.int64, device=device))
+    identity = answers[0][2]
     if all(answer[0] == mine[0] for answer in answers):
-        return
+        return identity
     longest = max(int(answer[1]) for answer in answers)
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
@@ -50,6 +61,7 @@ def same_model(
     difference = plan.disagreement(models, settings) or plan.first_unlike([sent for _, sent, _ in described])
     if difference:
         raise WrongUse(difference)
+    return identity
 
 
 def _facts(entry: dict[str, Any]) -> plan.ParameterInfo:

@@ -79,6 +79,10 @@ class BucketSender:
         self.unused: frozenset[int] = frozenset()  # parameters that this step does not use on this rank
         self._shard_receiver: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
+        # A tag says which bucket of which step this is. Ranks with different ones must not be averaged.
+        self.identity = 0  # of the wrapper, the same number on all ranks
+        self.rounds = 0  # averaged steps so far
+        self._plan_tag = 0
         self._page = status_page.page()
         self._launched = 0
         self.plan = plan.BucketPlan(())
@@ -165,6 +169,7 @@ class BucketSender:
 
     def adopt(self, chosen: plan.BucketPlan) -> None:
         self.plan = chosen
+        self._plan_tag = plan.plan_fingerprint(chosen)
         self.buckets = [self._storage(bucket) for bucket in chosen.buckets]
 
     def _storage(self, bucket: plan.Bucket) -> AnyBucket:
@@ -214,6 +219,7 @@ class BucketSender:
         self._settings, self._collectives = settings, BucketCollectives(settings.groups, self.device)
         self._divisor, self._joining, self._launched, self._futures = None, None, 0, []
         self.within_join = self._ever_joined = False
+        self.identity = self.rounds = 0
         self.start_over()
 
     # --- sending a bucket --------------------------------------------------------------------------
@@ -282,9 +288,14 @@ class BucketSender:
     def _start(self, number: int, tensors: list[torch.Tensor], divisor: float) -> Any:
         """Start the collective of a bucket, and return its Work. The group divides if it can and must."""
         if self._collectives.averages_lists and not tensors[0].is_sparse:
-            return self._collectives.average(number, tensors, divisor)
+            return self._collectives.average(number, tensors, divisor, self._tag(number))
         (tensor,) = tensors
         return self._collectives.sum(number, tensor, average=divisor != 1.0 and self._collectives.divides)
+
+    def _tag(self, number: int) -> int:
+        """Of 64 bits: 24 for the wrapper and the plan, 28 for the step, 12 for the bucket."""
+        origin = (self._plan_tag ^ self.identity) & 0xFFFFFF
+        return origin << 40 | (self.rounds & 0xFFFFFFF) << 12 | (number & 0xFFF)
 
     def _explain(self, error: RuntimeError, number: int) -> None:
         """Raise a more detailed error if communication has failed."""
@@ -358,6 +369,7 @@ class BucketSender:
 
     def step_ended(self) -> None:
         self._divisor, self._joining, self._launched = None, None, 0
+        self.rounds += 1
         futures, self._futures = self._futures, []
         for future in futures:
             future.wait()

@@ -3,7 +3,8 @@
 A group may have two methods that avoid copies:
 
     ddp_allocate(numel, dtype) -> Tensor         allocate a bucket in memory that the group's peers can read
-    ddp_average(tensors, divisor) -> Work        sum tensors over the ranks and divide, in place, without a bucket
+    ddp_average(tensors, divisor, tag) -> Work   sum tensors over the ranks and divide, in place, without a bucket. It
+                                                 fails on all ranks if they use different tags
 
 The optional attribute `ddp_device_types` lists the device types that these methods support. A group with
 `ddp_sums_as_tree` sums CPU tensors over ranks as a binary tree: (0 + 1) + (2 + 3), and so on. A group with
@@ -95,14 +96,14 @@ class BucketCollectives:
             return None
         return storage
 
-    def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
+    def average(self, turn: int, tensors: list[torch.Tensor], divisor: float, tag: int) -> Any:
         """Start to average tensors in place, and return the Work. Valid only if `averages_lists` is true."""
         average = self._averages[turn % len(self.groups)]
         if average is None:
             raise WrongType(
                 f"internal error: process group {turn % len(self.groups)} has no method ddp_average"
             )
-        return average(tensors, divisor)
+        return average(tensors, divisor, tag)
 
     def sum(self, turn: int, tensor: torch.Tensor, *, average: bool = False) -> Any:
         """Start to sum or average a tensor in place, and return the Work. Average only if `divides` is true."""

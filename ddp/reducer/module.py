@@ -164,7 +164,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         sender = self.reducer.core.sender
         buffers_too = self.__dict__.pop("_buffers_first", True)
         state = self._state_to_send(buffers_too)
-        agreement.same_model(sender.group, sender.device, sender.facts, state, options)
+        sender.identity = agreement.same_model(sender.group, sender.device, sender.facts, state, options)
         narrow = dtypes.narrow_state(self.module, self.parameters_to_ignore, buffers=buffers_too)
         torch_api.get(torch_names.SYNC_STATES)(
             module=self.module,
@@ -297,7 +297,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Also match the all-reduce of used parameters, which ranks with input send after their buckets."""
         super()._match_all_reduce_for_bwd_pass()
         if self.reducer.core.exchanges_used:
-            start_sum(self.process_group, self.reducer.nothing_used()).wait(GROUP_TIMEOUT)
+            start_sum(self.process_group, self.reducer._get_local_used_map()).wait(GROUP_TIMEOUT)
 
     def _match_unused_params_allreduce(self) -> None:
         """Do nothing: `_match_all_reduce_for_bwd_pass` includes this all-reduce."""

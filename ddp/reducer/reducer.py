@@ -105,6 +105,7 @@ class Reducer:
         # Of a static graph, from its first step: how often each gradient arrives, and what any rank used.
         self._expected: list[int] | None = None
         self._used_at_first: Usage | None = None
+        self._unused_at_first: frozenset[int] = frozenset()  # on this rank
         self._cut()
         self.counter.watch(not self._said_local)
 
@@ -211,7 +212,8 @@ class Reducer:
             step = self.step
             if step is None:
                 return
-            step.begun, self.sender.unused = True, step.unused
+            step.begun = True
+            self.sender.unused = step.unused if self._used_at_first is None else self._unused_at_first
             if rpc_context.is_used():
                 stored = rpc_context.is_stored_in(step.context, self.parameters[index])
                 step.missed_context = stored is None and step.context is None
@@ -282,6 +284,7 @@ class Reducer:
         step.unused = self.sender.unused = frozenset(i for i, count in enumerate(counts) if not count)
         self._finalize()
         self._expected, self._used_at_first = counts, step.usage
+        self._unused_at_first = step.usage.unused_here if step.usage is not None else frozenset()
         self._cut()
 
     def _send_all(self, step: Step) -> None:
@@ -359,6 +362,7 @@ class Reducer:
 
     def follow_step(self) -> None:
         """Follow a step of the others on a rank without input. For a rebuild, any order of rank 0 is acceptable."""
+        self.sender.rounds += 1
         if self.observes_graph:
             self._expected = [1] * len(self.parameters)
             self._cut()

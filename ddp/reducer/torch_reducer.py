@@ -80,9 +80,6 @@ class TorchReducer:
         before = self.core.previous
         if before is not None and before.usage is not None:
             return before.usage.counts
-        return self.nothing_used()
-
-    def nothing_used(self) -> torch.Tensor:
         return torch.zeros(len(self.core.parameters), dtype=torch.int32, device=self.core.sender.device)
 
     def _push_all_rebuilt_params(self) -> None:

@@ -87,6 +87,10 @@ class Usage:
             if not all(self._used_here):
                 self._copy = HostCopy(self.counts)
 
+    @property
+    def unused_here(self) -> frozenset[int]:
+        return frozenset(i for i, used in enumerate(self._used_here) if not used)
+
     def was_used_here(self, index: int) -> bool:
         return bool(self._used_here[index])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import ddp.shm
 from ddp import DistributedDataParallel
 from ddp.groups.core_loading import native
-from ddp.reducer.plan import Kind
+from ddp.reducer.plan import BucketPlan, Kind
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -237,3 +239,48 @@ def over_a_group_in_python(rank: int, given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("given", [{}, {"find_unused_parameters": True}])
 def test_a_group_written_in_python_carries_a_model(two_ranks: Ranks, given: dict[str, Any]) -> None:
     two_ranks(over_a_group_in_python, given)
+
+
+def disagrees(rank: int, backend: str, how: str) -> str:
+    """Two wrappers of the same model. On rank 1 the last step is another one, with as many elements."""
+    os.environ["DDP_HOST_KEY"] = f"host{rank}" if backend == "hier" else "host"
+    group = dist.new_group(backend=backend)
+    one, other = (DistributedDataParallel(mlp(), process_group=group) for _ in range(2))
+    for number in range(3):
+        for wrapped in (one, other):
+            step_of(wrapped, rank, number)
+    sender = one.reducer.core.sender
+    if rank and how == "plan":
+        (bucket,) = sender.plan.buckets
+        sender.adopt(BucketPlan((replace(bucket, members=bucket.members[::-1]),)))
+    try:
+        if rank and how == "call":
+            dist.all_reduce(torch.zeros(sum(p.numel() for p in one.parameters())), group=group)
+        else:
+            step_of(other if rank and how == "wrapper" else one, rank, 3)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def step_of(wrapped: DistributedDataParallel, rank: int, number: int) -> None:
+    wrapped.zero_grad()
+    loss_of(wrapped, batch(rank, number)).backward()
+
+
+@pytest.mark.skipif(native() is None, reason="the compiled core is not built here")
+@pytest.mark.parametrize("backend", ["shm", "hier"])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("wrapper", "averaged bucket 0 of step 3"),
+        ("plan", "averaged bucket 0 of step 3"),
+        ("call", "averaged bucket 0 of step 3"),
+    ],
+)
+def test_ranks_that_average_different_steps_fail_in_this_step(
+    two_ranks: Ranks, backend: str, how: str, words: str
+) -> None:
+    for said in two_ranks(disagrees, backend, how):
+        assert "the ranks disagree: " in said
+        assert words in said

@@ -124,6 +124,10 @@ def test_abort_releases_who_waits(crew):
         ("kind", "rank 0 called all-reduce of 3 x float32, rank 1 barrier"),
         ("root", "different roots"),
         ("reduction", "different reductions"),
+        (
+            "tag",
+            "rank 0 averaged bucket 0 of step 5 (wrapper and plan 000001), rank 1 averaged bucket 0 of step 6",
+        ),
     ],
 )
 def test_disagreement_is_told_to_all(crew, how, words):

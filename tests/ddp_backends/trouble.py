@@ -172,6 +172,8 @@ def disagree(how):
                 dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group=group)
             case "kind" if odd:
                 dist.barrier(group=group)
+            case "tag":
+                group.ddp_average([torch.ones(3)], 2.0, 1 << 40 | (6 if odd else 5) << 12).wait()
             case _:
                 dist.all_reduce(torch.ones(3), group=group)
     except dist.DistBackendError as error:

@@ -90,12 +90,18 @@ def reduced(program: Program, kept: Iterable[int], without: Sequence[str]) -> Pr
     return replace(program, ops=ops)
 
 
-def run(pairs: Pairs, seeds: Iterable[int], shrinks: bool) -> list[str]:
-    """-> what differs and is not on the page, with the command that repeats it."""
+def run(
+    pairs: Pairs, seeds: Iterable[int], shrinks: bool, on_page: dict[str, list[int]] | None = None
+) -> list[str]:
+    """-> what differs and is not on the page, with the command that repeats it. `on_page` gets the other seeds."""
     reports = []
     for seed in seeds:
         program = draw(seed)
-        if not pairs.compare(program).new or not (outcome := pairs.confirm(program)).new:
+        outcome = pairs.compare(program)
+        if on_page is not None:
+            for words in {each.page for each in outcome.found if each.page}:
+                on_page.setdefault(words, []).append(seed)
+        if not outcome.new or not (outcome := pairs.confirm(program)).new:
             continue
         kept, without = shrunk(pairs, program) if shrinks else (range(len(program.ops)), [])
         small = reduced(program, kept, without)
@@ -141,12 +147,14 @@ def main() -> int:
     try:
         if chosen.seed is not None:
             return show(pairs, chosen)
-        seeds = range(chosen.start, chosen.start + chosen.cases)
-        reports = run(pairs, seeds, not chosen.no_shrink)
+        seeds, on_page = range(chosen.start, chosen.start + chosen.cases), dict[str, list[int]]()
+        reports = run(pairs, seeds, not chosen.no_shrink, on_page)
     finally:
         pairs.close()
     took = time.monotonic() - began
     rate = chosen.cases / took
+    for words, of in sorted(on_page.items()):
+        print(f"on the page, {len(of)} cases: {words} (seeds {', '.join(map(str, of[:5]))})")
     print(
         f"{chosen.cases} cases, {len(reports)} differ; {took:.0f} s, {rate:.1f} cases/s, {os.cpu_count()} CPUs"
     )

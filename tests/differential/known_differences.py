@@ -36,6 +36,20 @@ def _replaces_memory(program: Program, at: int) -> bool:
     return program.options["gradient_as_bucket_view"] and replaced
 
 
+def _ends_early(program: Program, at: int) -> bool:
+    """A backward that does not reach all parameters, with bucket views: torch's class divides what arrives at once."""
+    op, options = program.ops[at], program.options
+    some = any(not all(used) for used in op.get("uses", ())) or "into" in op or "breaks" in op
+    return options["gradient_as_bucket_view"] and not options["find_unused_parameters"] and some
+
+
+def _joins_at_first(program: Program, at: int) -> bool:
+    """A rank without input in its first step tells the others which parameters it has used."""
+    steps = [op for op in program.ops[: at + 1] if op["kind"] in ("step", "join")]
+    joins = bool(steps) and steps[0]["kind"] == "join" and 0 in steps[0]["inputs"]
+    return program.options["find_unused_parameters"] and joins
+
+
 def _shares_static(program: Program, _at: int) -> bool:
     return program.options["static_graph"] and program.shared and program.wrappers > 1
 
@@ -49,6 +63,8 @@ KNOWN = (
     Known("an unused sparse embedding", "Expected sparse gradient to be defined"),
     Known("an output inside of an object that torch does not search", does=_hides_its_graph),
     Known("`p.grad.data = ...`", does=_replaces_memory),
+    Known("which it has divided by the number of ranks", does=_ends_early),
+    Known("a rank that has no input for its first step", does=_joins_at_first),
 )
 
 
@@ -67,6 +83,6 @@ def known(program: Program, at: int, end: int, messages: list[str]) -> str:
 def _step_before(program: Program, end: int) -> int:
     """The last operation before `end` that computed gradients with the same wrapper."""
     wrapper = program.ops[end].get("wrapper", 0)
-    kinds = ("step", "grad", "infer", "join")
+    kinds = ("step", "grad", "join")
     steps = [i for i, op in enumerate(program.ops[:end]) if op["kind"] in kinds]
     return max((i for i in steps if program.ops[i].get("wrapper", 0) == wrapper), default=-1)

@@ -112,6 +112,8 @@ STEP, HAND, HOLD = (
     {"kind": "hand", "layers": [0, 1]},
     {"kind": "hold", "layers": [0, 1, 2]},
 )
+FROZEN = {"kind": "step", "frozen_between": [1, 2]}
+JOIN = {"kind": "join", "inputs": [2, 1], "initial": True}
 PART = {"kind": "step", "uses": [[True, False, True]] * 2}
 
 
@@ -121,6 +123,8 @@ PART = {"kind": "step", "uses": [[True, False, True]] * 2}
     [
         pytest.param({"find_unused_parameters": True}, (HAND, PART, HAND, STEP), id="by-hand-and-unused"),
         pytest.param({"static_graph": True}, (HAND, PART, HAND, PART), id="by-hand-and-unused-static"),
+        pytest.param({"static_graph": True}, (FROZEN, STEP, STEP), id="frozen-in-the-first-static-step"),
+        pytest.param({"find_unused_parameters": True}, (JOIN, STEP, JOIN, STEP), id="join-after-steps"),
         pytest.param({"gradient_as_bucket_view": True}, (STEP, HOLD, STEP, STEP), id="held-over-the-rebuild"),
         pytest.param(
             {"gradient_as_bucket_view": True, "static_graph": True},

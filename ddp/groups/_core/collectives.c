@@ -55,17 +55,29 @@ static const struct notice *notice_of(struct group *g, int member) {
 
 static void put_up(struct group *g, struct operation *op, uint64_t place) {
     g->shared->members[g->me].notices[++g->sequence & 1] = (struct notice){
-        op->kind, op->element, op->reduction, (uint32_t)op->root, op->count, place, op->divisor};
+        op->kind, op->element, op->reduction, (uint32_t)op->root, op->count, place, op->divisor, op->tag};
+}
+
+void describe_tag(uint64_t tag, char *text, size_t room) {
+    if (tag)
+        snprintf(text, room, "averaged bucket %u of step %u (wrapper and plan %06x)", TAG_BUCKET(tag), TAG_STEP(tag),
+                 (unsigned)(tag >> 40));
+    else
+        snprintf(text, room, "averaged no bucket of DistributedDataParallel");
 }
 
 static void disagreement(struct group *g, int other) {
     const struct notice *a = notice_of(g, 0), *b = notice_of(g, other);
-    char text[256];
+    char text[256], one[80], two[80];
     if (a->kind != b->kind || a->count != b->count || a->element != b->element)
         snprintf(text, sizeof text, "the ranks disagree: rank %d called %s of %llu x %s, rank %d %s of %llu x %s",
                  g->ranks[0], kind_names[a->kind], (unsigned long long)a->count, element_names[a->element],
                  g->ranks[other], kind_names[b->kind], (unsigned long long)b->count, element_names[b->element]);
-    else
+    else if (a->tag != b->tag) {
+        describe_tag(a->tag, one, sizeof one);
+        describe_tag(b->tag, two, sizeof two);
+        snprintf(text, sizeof text, "the ranks disagree: rank %d %s, rank %d %s", g->ranks[0], one, g->ranks[other], two);
+    } else
         snprintf(text, sizeof text, "the ranks disagree: ranks %d and %d called %s with different %s", g->ranks[0],
                  g->ranks[other], kind_names[a->kind], a->root != b->root ? "roots" : "reductions");
     pthread_mutex_lock(&g->mutex);
@@ -78,7 +90,7 @@ static int agreed(struct group *g) {
     for (int r = 1; r < g->size; r++) {
         const struct notice *b = notice_of(g, r);
         if (a->kind == b->kind && a->element == b->element && a->reduction == b->reduction && a->root == b->root &&
-            a->count == b->count && a->divisor == b->divisor)
+            a->count == b->count && a->divisor == b->divisor && a->tag == b->tag)
             continue;
         disagreement(g, r);
         return fail(g, MISMATCH, g->ranks[r]);

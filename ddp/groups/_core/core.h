@@ -69,15 +69,21 @@ struct operation {
     int root;
     size_t count;       /* elements of each member's input; for reduce-scatter, of its output */
     double divisor;     /* 1 when the result is not divided */
+    uint64_t tag;       /* what DDP averages, see below; 0 for all other calls */
     double timeout_s, deadline;
     struct spans input, output;
 };
+
+/* A tag says which bucket of which averaged step it is, and of which wrapper and plan (ddp/reducer/bucket_sender.py). */
+#define TAG_BUCKET(tag) ((unsigned)((tag) & 0xfff))
+#define TAG_STEP(tag) ((unsigned)((tag) >> 12 & 0xfffffff))
 
 /* The call of a member, for the comparison. */
 struct notice {
     uint32_t kind, element, reduction, root;
     uint64_t count, place; /* place: offset of its data in the shared file, or NOWHERE */
     double divisor;
+    uint64_t tag;
 };
 
 struct member {
@@ -93,6 +99,7 @@ struct statement {
     uint32_t kind, element, reduction, unused; /* kind KINDS: its own ranks disagree */
     uint64_t count, following;                 /* following: bytes of data until the next statement */
     double divisor;
+    uint64_t tag;
 };
 #define UNSAID (KINDS + 1) /* the kind of a statement that has not been received */
 
@@ -184,6 +191,7 @@ void describe_failure(struct group *, struct operation *, char *text, size_t roo
 
 /* collectives.c */
 int execute(struct group *, struct operation *);
+void describe_tag(uint64_t tag, char *text, size_t room);
 extern const char *const kind_names[KINDS];
 
 /* ring.c */

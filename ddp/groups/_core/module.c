@@ -207,9 +207,10 @@ static PyObject *group_post(PyObject *self, PyObject *args) {
     int kind, element, reduction, root, for_the_worker;
     double divisor, timeout_s;
     Py_ssize_t count;
+    unsigned long long tag;
     PyObject *input, *output;
-    if (!g || !PyArg_ParseTuple(args, "iiiinddpO!O!", &kind, &element, &reduction, &root, &count, &divisor,
-                                &timeout_s, &for_the_worker, &PyList_Type, &input, &PyList_Type, &output))
+    if (!g || !PyArg_ParseTuple(args, "iiiinddpO!O!K", &kind, &element, &reduction, &root, &count, &divisor,
+                                &timeout_s, &for_the_worker, &PyList_Type, &input, &PyList_Type, &output, &tag))
         return NULL;
     size_t pieces = (size_t)(PyList_Size(input) + PyList_Size(output)) / 2;
     struct operation *op = calloc(1, sizeof *op + pieces * sizeof(struct span));
@@ -220,6 +221,7 @@ static PyObject *group_post(PyObject *self, PyObject *args) {
     op->root = root;
     op->count = (size_t)count;
     op->divisor = divisor;
+    op->tag = tag;
     op->timeout_s = timeout_s;
     op->input.pieces = (struct span *)(op + 1);
     op->output.pieces = op->input.pieces + PyList_Size(input) / 2;

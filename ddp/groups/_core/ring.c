@@ -68,7 +68,7 @@ static void advance(const struct passage *p, struct journey *j) {
 
 static int agree(const struct statement *a, const struct statement *b) {
     return a->kind == b->kind && a->element == b->element && a->reduction == b->reduction && a->count == b->count &&
-           a->divisor == b->divisor;
+           a->divisor == b->divisor && a->tag == b->tag;
 }
 
 /* From now on, send only statements. */
@@ -90,20 +90,24 @@ static void read_statement(struct passage *p) {
 
 static void describe_statement(const struct statement *s, char *text, size_t room) {
     static const char *const names[REDUCTIONS] = {"sum", "product", "minimum", "maximum", "and", "or", "xor"};
-    char divided[32] = "";
+    char divided[32] = "", tag[80] = "";
+    if (s->tag) {
+        memcpy(tag, ", ", 3);
+        describe_tag(s->tag, tag + 2, sizeof tag - 2);
+    }
     if (s->divisor != 1) snprintf(divided, sizeof divided, " / %g", s->divisor);
     if (s->kind >= KINDS || s->element >= ELEMENTS || s->reduction >= REDUCTIONS)
         snprintf(text, room, "different collectives on its own ranks");
     else if (s->kind == BARRIER)
         snprintf(text, room, "barrier");
     else
-        snprintf(text, room, "%s of %llu x %s (%s%s)", kind_names[s->kind], (unsigned long long)s->count,
-                 element_names[s->element], names[s->reduction], divided);
+        snprintf(text, room, "%s of %llu x %s (%s%s)%s", kind_names[s->kind], (unsigned long long)s->count,
+                 element_names[s->element], names[s->reduction], divided, tag);
 }
 
 /* Describe the call of host `first`, and how many other hosts made the same call. */
 static void describe_side(const struct ring *ring, int first, char *text, size_t room) {
-    char what[128], more[48] = "";
+    char what[192], more[48] = "";
     int others = 0;
     for (int h = first + 1; h < ring->nodes; h++) others += agree(&ring->hosts[h].said, &ring->hosts[first].said);
     if (others) snprintf(more, sizeof more, " and %d more host%s", others, others > 1 ? "s" : "");
@@ -265,7 +269,8 @@ int ring_reduce(struct group *g, struct operation *op, enum element element, enu
                         .in = {.end = end, .block = (ring->node + nodes - 1) % nodes}};
     for (int h = 0; h < nodes; h++) ring->hosts[h].said.kind = UNSAID;
     ring->hosts[ring->node].said = (struct statement){.kind = op->kind, .element = op->element, .count = op->count,
-                                                      .reduction = op->reduction, .divisor = op->divisor};
+                                                      .reduction = op->reduction, .divisor = op->divisor,
+                                                      .tag = op->tag};
     int result = pass_round(&p);
     atomic_store_explicit(&g->shared->members[g->me].awaits, 0, memory_order_relaxed);
     return result;
