@@ -48,7 +48,7 @@ def of_step(event: AgentEvent, state: Supervision, started: bool) -> JobEvent | 
     `started`: the ranks of this node have been started in this step.
     """
     mine = state.assignment
-    if started and mine is not None and mine.node_rank == 0 and mine.restart_count == 0:
+    if started and mine is not None and mine.node_rank == 0 and mine.generation == 1:
         start = "starts" if mine.world_size == 1 else "start"
         text = f"{counted(mine.world_size, 'rank')} {start} on {counted(mine.n_nodes, 'node')}"
         return JobEvent(EventKind.STARTED, text, {})

@@ -25,6 +25,7 @@ from rendezvous.rounds.state_recovery import (
     next_generation,
     recovered_decision,
     same_world_again,
+    with_used_restarts,
 )
 from rendezvous.values.events import (
     Assigned,
@@ -138,7 +139,7 @@ def seal(state: JobState, now: float) -> Result:
     chosen = choose(state)
     if (over := _without_heal_or_restart(state, chosen, now)) is not None:
         return over
-    again = same_world_again(state, chosen)
+    state, again = with_used_restarts(state, chosen), same_world_again(state, chosen)
     generation = next_generation(state) if again is None else again.generation
     world = again or form_world(generation, [(m.agent, m.facts) for m in chosen], held_ranks(state))
     ranks = {p.agent.node: p.node_rank for p in world.placements}
@@ -185,7 +186,8 @@ def _without_heal_or_restart(state: JobState, chosen: list[Member], now: float) 
 
 def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
-    mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
+    failures = state.restarts_used + state.heals_used  # growth and orders are not restarts, as under torchrun
+    mine = assignment(world_of(state), place, state.role_sizes, failures, limit)
     repeat = state.time.repeat
     return replace(
         mine,

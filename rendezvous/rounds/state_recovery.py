@@ -5,7 +5,8 @@ join an agent reports the last generation that it knows. If its ranks still run,
 generation. If the service does not know the generation, it collects the nodes again, and does not stop any agent during
 that time. When all nodes of that world have joined, each with its old place, the service seals the same world again
 under the same number. For the agents nothing changes, and their ranks continue. Any other world gets a number above all
-known ones, and its ranks are restarted. The number of restarts used and the list of decisions are lost.
+known ones, and its ranks are restarted. The assignments also say how many restarts and heals the job has used. The list of
+decisions is lost.
 """
 
 from __future__ import annotations
@@ -64,6 +65,18 @@ def _had_this_place(world: World, member: Member) -> bool:
     size = sum(p.facts.nproc for p in world.placements)
     then = (ran.n_nodes, ran.rank_offset, ran.nproc, ran.world_size)
     return then == (len(world.placements), place.rank_offset, place.facts.nproc, size)
+
+
+def with_used_restarts(state: JobState, chosen: Sequence[Member]) -> JobState:
+    """The restarts and heals that these nodes know of, if the service does not."""
+    for ran in (member.ran for member in chosen if member.ran is not None):
+        restarts, heals = ran.restart_count - ran.heals, ran.heals
+        state = replace(
+            state,
+            restarts_used=max(state.restarts_used, restarts),
+            heals_used=max(state.heals_used, heals),
+        )
+    return state
 
 
 def recovered_decision(state: JobState, *, again: bool) -> tuple[Decision, ...]:

@@ -58,6 +58,7 @@ def test_what_fails_then_is_decided_as_ever() -> None:
     story.happens(RankFailed(agent("b"), 3, cause))
     assert [type(m) for m in story.told("a")] == [Stop]
     assert story.stop("a", "b").state.generation == 4
+    assert story.state.restarts_used == 3  # the first two are not forgotten
 
 
 def test_those_who_wait_for_the_others_are_not_told_to_stop() -> None:
