@@ -5,8 +5,8 @@ join an agent reports the last generation that it knows. If its ranks still run,
 generation. If the service does not know the generation, it collects the nodes again, and does not stop any agent during
 that time. When all nodes of that world have joined, each with its old place, the service seals the same world again
 under the same number. For the agents nothing changes, and their ranks continue. Any other world gets a number above all
-known ones, and its ranks are restarted. The assignments also say how many restarts and heals the job has used. The list of
-decisions is lost.
+known ones, and its ranks are restarted. The assignments also say how many restarts and heals the job has used. The
+list of decisions is lost.
 """
 
 from __future__ import annotations

@@ -248,9 +248,10 @@ def test_scale_up_immediate_gathers_for_a_last_call_and_costs_nothing() -> None:
     assert story.state.phase is Phase.RUNNING
     story.passes(2)
     assert story.state.phase is Phase.STOPPING
-    story.stop("a").runs()
-    assert story.nodes() == ["a", "b"]
+    story.stop("a")
     assert {place.restart_count for place in story.places().values()} == {0}, "torchrun keeps 0, too"
+    story.runs()
+    assert story.nodes() == ["a", "b"]
     assert story.joins("c", "d").state.phase is Phase.STOPPING, "the world can be full: no last call"
     assert story.state.restarts_used == 0
 
