@@ -217,7 +217,7 @@ class Peers:
         others = [other for other in range(world) if other != rank]
         mine = self._publish(store, rank)
         for pause in _RETRY_AFTER_S:
-            if self._stopped.is_set() or self._has_work.is_set():
+            if self._stopped.is_set() or self._has_work.is_set() or any_is_closed(self._store_ends):
                 return
             if store.check([f"{_KEY}{other}" for other in others]):
                 values = store.multi_get([f"{_KEY}{other}" for other in others])
@@ -366,6 +366,14 @@ def _stat(pid: int) -> list[int]:
     """The fields of /proc/PID/stat, from the state on, which is 0 here."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
+
+
+def any_is_closed(ends: list[Connection]) -> bool:
+    """Whether one is closed or being closed. torch prints a warning when it uses such a connection to a store."""
+    poll = select.poll()
+    for end in ends:
+        poll.register(end.fd, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _addresses(text: str) -> set[End]:

@@ -96,3 +96,15 @@ def is_there(_rank: int) -> float:
     total = torch.ones(1)
     dist.all_reduce(total)
     return total.item()
+
+
+def test_a_store_that_its_host_has_left_is_not_used() -> None:
+    """torch prints a warning with the stack of its thread if a call finds the connection closed."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as rank:
+        rank.connect(server.getsockname())
+        host, _address = server.accept()
+        (ours,) = (one for one in peers.connections() if one.fd == rank.fileno())
+        assert not peers.any_is_closed([ours])
+        host.close()
+        assert peers.any_is_closed([ours])
+    assert peers.any_is_closed([ours])
