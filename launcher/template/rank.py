@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
     for fd, target in zip(fds, (1, 2), strict=True):
         os.dup2(fd, target)
         os.close(fd)
+    renew_streams()
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)
     for name, value in order.env.items():
@@ -39,6 +41,43 @@ def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
     _fresh_identity()
     if order.is_store_kept and order.env.get("RANK") == "0":
         store.join_instead_of_hosting()
+
+
+def renew_streams() -> None:
+    """Open streams as the interpreter has opened them, which was for descriptors of another kind.
+
+    A text stream remembers whether its file has positions. The one of a command's file would ask a pipe for it when the
+    script changes its encoding, and fail.
+    """
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        _renew_stream(name, fd)
+
+
+def _renew_stream(name: str, fd: int) -> None:
+    old = getattr(sys, name)
+    if not isinstance(old, io.TextIOWrapper) or old.seekable() == _has_positions(fd):
+        return
+    raw = io.FileIO(fd, "wb", closefd=False)
+    raw.name = f"<{name}>"
+    new = io.TextIOWrapper(
+        raw,  # with -u, the interpreter has no buffer between the two
+        old.encoding,
+        old.errors,
+        newline="\n",
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
+    new.mode = "w"  # type: ignore[misc]
+    setattr(sys, name, new)
+    setattr(sys, f"__{name}__", new)
+
+
+def _has_positions(fd: int) -> bool:
+    try:
+        os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:
+        return False
+    return True
 
 
 def execute(argv: tuple[str, ...], *, is_python: bool) -> NoReturn:

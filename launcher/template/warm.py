@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
 import json
 import os
 import socket
@@ -169,9 +171,6 @@ def _drop_imported_modules() -> None:
     They leave sys.modules before the interpreter clears it, and an extra reference keeps them alive until the end.
     Garbage is collected first: its finalizers may still import from torch.
     """
-    import ctypes
-    import gc
-
     if gc.isenabled():
         gc.collect()
     kept = [sys.modules.pop(name) for name in _imported if name in sys.modules]
