@@ -102,8 +102,23 @@ def test_files_and_functions_are_small():
     assert not [each for module in MODULES for each in tidy.too_long(module)]
     lengths = sorted(length for module in MODULES for _, length in tidy.functions(module))
     assert lengths[len(lengths) * 9 // 10] <= plan.P90_FUNCTION_LINES
+    product = {ROOT / package for package in tidy.PACKAGES}
     for path in tree(".py"):
-        assert path.read_text().count("\n") <= plan.MAX_TEST_FILE_LINES, path
+        if not product & set(path.parents):
+            assert path.read_text().count("\n") <= plan.MAX_TEST_FILE_LINES, path
+
+
+def test_a_module_with_one_importer_has_a_reason():
+    """Others are sections of their importer: a reader should not need to open a file for each."""
+    chapters = tidy.chapters(MODULES)
+    assert len(chapters) <= plan.MOST_CHAPTERS, f"fold one of these into its importer: {chapters}"
+    assert plan.MAY_HAVE_ONE_IMPORTER.keys() <= set(NAMES), "a reason for a module that does not exist"
+
+
+def test_few_modules_import_each_other():
+    circles = tidy.circles(MODULES)
+    assert len(circles) <= plan.MOST_CIRCLES, circles
+    assert not [names for names in circles if names[0].startswith(plan.WITHOUT_CIRCLES)]
 
 
 def test_names_say_what_a_thing_is():
@@ -212,6 +227,21 @@ def test_length_names_prints_and_notes_are_seen():
     assert tidy.prints(Module("launcher.agent", "def f():\n    print(1)"))
     assert tidy.postponed("x = 1  # " + "TO" + "DO later")
     assert tidy.unplanned(Module("launcher.brand_new", ""))
+
+
+def test_chapters_and_circles_are_seen():
+    book = Module(
+        "ddp.elastic.book", "from ddp.elastic.chapter import a\ndef f():\n    import ddp.elastic.late\n"
+    )
+    others = [Module(f"ddp.elastic.{name}", "") for name in ("chapter", "late")]
+    assert tidy.chapters([book, *others]) == ["ddp.elastic.chapter"]
+    reader = Module("ddp.elastic.reader", "from ddp.elastic import chapter, late")
+    assert tidy.chapters([book, reader, *others]) == []
+    assert tidy.circles([book, reader, *others]) == []
+    back = "if TYPE_CHECKING:\n    from ddp.elastic.book import B"
+    assert tidy.circles([book, Module("ddp.elastic.chapter", back), others[1]]) == [
+        ["ddp.elastic.book", "ddp.elastic.chapter"]
+    ]
 
 
 @pytest.mark.parametrize(

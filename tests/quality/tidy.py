@@ -181,6 +181,70 @@ def rooms_that_import_each_other(rooms: dict[str, set[str]]) -> list[str]:
     return sorted(rest)
 
 
+def importers(all_modules: list[Module]) -> dict[str, dict[str, set[str]]]:
+    """The modules that import each module, and when: "run" at its import, "late" in a function, "type" for types."""
+    known = {module.name for module in all_modules}
+    found: dict[str, dict[str, set[str]]] = {name: {} for name in known}
+    for module in all_modules:
+        for name, when in _imported(module, module.tree, known, "run"):
+            if name != module.name:
+                found[name].setdefault(module.name, set()).add(when)
+    return found
+
+
+def _imported(module: Module, node: ast.AST, known: set[str], when: str) -> Iterator[tuple[str, str]]:
+    match node:
+        case ast.Import(names=names):
+            yield from ((each.name, when) for each in names if each.name in known)
+        case ast.ImportFrom(names=names):
+            base = _absolute(module.name, node)
+            below = [f"{base}.{each.name}" for each in names if f"{base}.{each.name}" in known]
+            yield from ((name, when) for name in below)
+            if base in known and len(below) < len(names):
+                yield base, when
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            when = "late"
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            when = "type"
+    for child in ast.iter_child_nodes(node):
+        yield from _imported(module, child, known, when)
+
+
+def chapters(all_modules: list[Module]) -> list[str]:
+    """Modules that only one other module imports, of the same folder, without a reason that the code shows.
+
+    A pure core that a shell imports has one, and so has a module that is imported late, to start sooner.
+    """
+    by_name = {module.name: module for module in all_modules}
+    found = []
+    for name, users in importers(all_modules).items():
+        if len(users) != 1:
+            continue
+        user, when = next(iter(users.items()))
+        same_folder = user.rpartition(".")[0] == name.rpartition(".")[0]
+        if same_folder and by_name[user].is_core == by_name[name].is_core and "run" in when:
+            found.append(name)
+    return sorted(set(found) - plan.MAY_HAVE_ONE_IMPORTER.keys())
+
+
+def circles(all_modules: list[Module]) -> list[list[str]]:
+    """Groups of modules of which each imports each other one, directly or not; imports for types count."""
+    users = importers(all_modules)
+    reach = {name: _reachable(name, users) for name in users}
+    groups = {tuple(sorted(other for other in reach[name] if name in reach[other])) for name in reach}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def _reachable(start: str, users: dict[str, dict[str, set[str]]]) -> set[str]:
+    found, ahead = set(), [start]
+    while ahead:
+        for name in users[ahead.pop()]:
+            if name not in found:
+                found.add(name)
+                ahead.append(name)
+    return found
+
+
 def unplanned(module: Module) -> list[str]:
     known = plan.CORE[module.package] | plan.SHELL[module.package]
     if module.part in known:
