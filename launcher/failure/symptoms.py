@@ -35,6 +35,15 @@ _NETWORK_TYPES = frozenset(
     "URLError MaxRetryError NewConnectionError ConnectTimeout ReadTimeout ConnectTimeoutError ProtocolError "
     "SSLError".split()
 )
+# What a call on a connection raises if the other end has closed it.
+_CLOSED_TYPES = frozenset(
+    "ConnectionResetError ConnectionAbortedError BrokenPipeError IncompleteReadError".split()
+)
+_CLOSED_WORDS = tuple(
+    "peer connection socket closed remote pipe hung disconnect rank worker server client".split()
+)
+# Their peers are services and processes of the rank itself, not ranks.
+_CLIENTS = "/http/ /urllib /requests/ /aiohttp/ /httpx/ /httpcore/ /botocore/ /ssl.py /subprocess.py /fsspec/".split()
 _OF_DEVICES = ("cuda", "gpu", "nvidia", "nccl", "hip error", "gloo", "c10d", "xid")
 _MEMORY = (
     "cuda out of memory",
@@ -98,6 +107,7 @@ _PEER_GONE_IN_COLLECTIVE = (
     "socket closed",
     "timed out waiting",
 )
+_TENSORPIPE = "originated at tensorpipe/"  # an error of torch.distributed.rpc
 _HINTS = (
     (
         "insufficient shared memory",
@@ -228,6 +238,20 @@ def may_be_at_peer(raised: Raised) -> bool:
     if class_of(raised) is not FailureClass.NETWORK:
         return False
     return is_of_library(raised) and device_symptoms.is_between_two(raised.message.lower())
+
+
+def is_lost_peer(raised: Raised) -> bool:
+    """Whether the rank has lost a connection of its own: a consequence, if a rank at the other end failed before.
+
+    Files raise EOFError, too. A data loader that loses its web server fails by itself.
+    """
+    words = raised.message.lower()
+    if any(client in file for file in raised.files for client in _CLIENTS):
+        return False
+    if raised.short_type == "EOFError":
+        is_pipe = raised.deepest_file.endswith("multiprocessing/connection.py")
+        return is_pipe or not words or _any(words, _CLOSED_WORDS)
+    return raised.short_type in _CLOSED_TYPES or (is_of_library(raised) and _TENSORPIPE in words)
 
 
 def is_mismatch_error(raised: Raised) -> bool:

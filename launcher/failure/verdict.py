@@ -36,6 +36,7 @@ from launcher.failure.symptoms import (
     class_of,
     hint_of,
     is_known,
+    is_lost_peer,
     is_mismatch_error,
     is_of_library,
     may_be_at_peer,
@@ -98,7 +99,8 @@ class RankEnd:
     stderr_tail: str = ""
     error_record: ErrorRecord | None = None
     oom_killed: bool | None = None  # None: the kernel reports nothing
-    ran_s: float = 0.0
+    ran_s: float = 0.0  # until it began to exit
+    ran_to_end_s: float = 0.0
     at: str = ""
     log: str = ""
     step: int | None = None  # from its status page; `place`: the position of its script
@@ -118,6 +120,7 @@ class _Account:
     signal: int = 0
     doubt: Doubt | None = None
     stopped: bool = False  # by the launcher
+    lost_peer: bool = False
 
     def suspects(self, rank: int) -> tuple[int, ...]:
         return (rank,) if self.doubt is Doubt.CULPRIT else ()
@@ -150,7 +153,8 @@ def cause_of(end: RankEnd) -> Cause:
         signal=account.signal,
         traceback=account.traceback,
         step=end.step,
-        ran_s=end.ran_s,
+        # The first thing that shows of a rank that is killed is its end; of one that has lost it, its exception.
+        ran_s=max(end.ran_s, end.ran_to_end_s) if account.lost_peer else end.ran_s,
         at=end.at,
         log=end.log,
         hint=account.hint,
@@ -158,6 +162,7 @@ def cause_of(end: RankEnd) -> Cause:
         doubt=account.doubt,
         suspects=account.suspects(end.rank),
         stopped=account.stopped,
+        lost_peer=account.lost_peer and account.failure is not FailureClass.CONSEQUENCE,
     )
 
 
@@ -230,7 +235,7 @@ def _of_chain(crash: Crash, hiding: Mapping[str, str]) -> _Account:
     )
     reason = f"{_MISMATCH}: {text}" if mismatch else text
     doubt = Doubt.SHARED_ERROR if mismatch else Doubt.CULPRIT if may_be_at_peer(origin) else None
-    return _Account(failure, reason, crash.text, hint, doubt=doubt)
+    return _Account(failure, reason, crash.text, hint, doubt=doubt, lost_peer=is_lost_peer(crash.chain[0]))
 
 
 # --- ended by a signal -------------------------------------------------------------------------------
@@ -333,6 +338,8 @@ def _exited(end: RankEnd) -> _Account:
         account = _of_chain(crash, end.hiding)
         if end.uncaught is not False or account.failure is FailureClass.CONSEQUENCE:
             return _with_traceback(account, code)
+        if account.lost_peer:  # handled, and then the rank has ended with an exit code
+            return replace(_plain_exit(end, code, lines), lost_peer=True)
     if (native := last_native(lines)) is not None:
         raised = native.chain[0]
         return _Account(FailureClass.EXIT_CODE, f"exit code {code}: {raised.headline}", native.text)
@@ -355,7 +362,7 @@ def _with_traceback(account: _Account, code: int) -> _Account:
     if code == 1 or account.failure is FailureClass.CONSEQUENCE:
         return account
     reason = f"exit code {code}; last exception: {account.reason}"
-    return _Account(FailureClass.EXIT_CODE, reason, account.traceback, account.hint)
+    return replace(account, failure=FailureClass.EXIT_CODE, reason=reason, doubt=None)
 
 
 def _usage_error(lines: list[str]) -> str:

@@ -312,6 +312,7 @@ class Workers:
             was_exiting=stop is not None and exited_at < min(stop.at, ended_at),
             uncaught=_ended_uncaught(last),
             ran_s=exited_at - self._began,
+            ran_to_end_s=ended_at - self._began,
             at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
             step=last.step or None if last else None,

@@ -249,20 +249,17 @@ class Loop:
         self._forward_signals()  # while their senders are known
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
-        for ended in self._endings.take():
+        while ended := self._endings.next():
             self._reap_one(ended)
-        while self._reap_one(-1):
-            pass
         self._sweeper.sweep(self._n_unawaited())
 
-    def _reap_one(self, which: int) -> bool:
-        """Reap this process, or any (-1). Return False if none has ended."""
+    def _reap_one(self, pid: int) -> None:
         try:
-            pid, status = os.waitpid(which, os.WNOHANG)
+            reaped, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
-            return False
-        if pid == 0:
-            return False
+            return
+        if reaped == 0:  # a debugger has it
+            return
         self._keepers.ended(pid, status, is_expected=self._sweeper.is_active)
         child = self._ranks.pop(pid, None)
         if self._learner is not None:
@@ -271,7 +268,6 @@ class Loop:
                 self._learner.rank_ended(child.local_rank)
         if child is not None:
             self._tell_exit(pid, child, status)
-        return True
 
     def _tell_exit(self, pid: int, child: _Child, status: int) -> None:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None

@@ -1027,7 +1027,7 @@ class NodeFacts(_message.Message):
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: bool = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ..., script_args: _Optional[str] = ..., block: _Optional[str] = ..., hardware: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "place", "doubt", "suspects", "stopped", "final")
+    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "place", "doubt", "suspects", "stopped", "final", "lost_peer")
     NODE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1046,6 +1046,7 @@ class Cause(_message.Message):
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    LOST_PEER_FIELD_NUMBER: _ClassVar[int]
     node: str
     rank: int
     local_rank: int
@@ -1064,7 +1065,8 @@ class Cause(_message.Message):
     suspects: _containers.RepeatedScalarFieldContainer[int]
     stopped: bool
     final: bool
-    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ..., final: bool = ...) -> None: ...
+    lost_peer: bool
+    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ..., final: bool = ..., lost_peer: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked", "edition", "kept_from")

@@ -8,6 +8,7 @@ the job if --failure-policy says so for the true cause, or it excludes a node.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing, reloading, standstill
@@ -75,21 +76,34 @@ def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
     """The first cause. A failure that the policy ignores is the first cause only if there is no other.
 
     Among causes that are as likely, the one comes first whose rank ended first, as the agent of its node has seen it.
-    The clocks of nodes differ, so the first ends of the nodes are compared by steps: all ranks do the same steps, and
-    the rank that failed first has not finished its step. If that does not decide, the first report does.
+    The clocks of nodes differ, so between nodes a rank that has lost a connection comes last. Otherwise the first ends
+    of the nodes are compared by steps: all ranks do the same steps, and the rank that failed first has not finished its
+    step. If that does not decide, the first report does.
     """
-    assert state.spec is not None
-    spec, sent = state.spec, state.decision
+    sent = state.decision
     reported = sent.cause if sent is not None and sent.generation == state.generation else None
     groups: dict[tuple[bool, tuple[int, bool]], list[Cause]] = {}
-    for cause in causes:
-        is_ignored = _action_for(spec, cause) is PolicyAction.IGNORE
-        groups.setdefault((is_ignored, _unlikelihood(cause)), []).append(cause)
+    known = tuple(causes)
+    has_lost_node = any(cause.failure is FailureClass.NODE_LOST for cause in known)
+    for cause in known:
+        likely = _unlikelihood(as_consequence(cause) if has_lost_node else cause)
+        groups.setdefault((is_ignored(state, cause), likely), []).append(cause)
     of_node: dict[str, Cause] = {}
     for cause in sorted(groups[min(groups)], key=lambda c: (c.ran_s, _steps_done(c), c.rank)):
         of_node.setdefault(cause.node, cause)
     first_report = -1 if reported is None else reported.rank
-    return min(of_node.values(), key=lambda c: (_steps_done(c), c.rank != first_report, c.rank))
+    ends = of_node.values()
+    return min(ends, key=lambda c: (c.lost_peer, _steps_done(c), c.rank != first_report, c.rank))
+
+
+def as_consequence(cause: Cause) -> Cause:
+    """A cause that may be one of another rank's failure, as such a consequence; any other cause unchanged."""
+    return replace(cause, failure=FailureClass.CONSEQUENCE) if cause.lost_peer else cause
+
+
+def is_ignored(state: JobState, cause: Cause) -> bool:
+    assert state.spec is not None
+    return _action_for(state.spec, cause) is PolicyAction.IGNORE
 
 
 def in_words(cause: Cause) -> str:

@@ -15,11 +15,13 @@ from rendezvous.rounds import healing, reloading, standstill
 from rendezvous.rounds.ending import aborted, end, failed, noted
 from rendezvous.rounds.exclusion import exclude, without_unfit_and_slow
 from rendezvous.rounds.policy import (
+    as_consequence,
     counts_against_node,
     decide,
     decide_again,
     first_cause_order,
     first_of,
+    is_ignored,
     next_streak,
     plan_restart,
 )
@@ -49,6 +51,8 @@ def rank_failed(state: JobState, cause: Cause, now: float) -> Result:
     state = replace(state, causes=state.causes.plus(cause.rank, cause))
     if state.phase is Phase.STOPPING:
         return state, ()
+    if world_of(state).size > 1 and not is_ignored(state, cause):
+        cause = as_consequence(cause)  # until all reports are here
     return _carry_out(state, decide(state, cause, now), now)
 
 
@@ -225,6 +229,7 @@ def conclude(state: JobState, now: float) -> Result:
     first = first_of(state, state.causes.values())
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
         first, state = named, replace(state, causes=state.causes.plus(named.rank, named))
+    state = _with_consequences(state, first)
     again = decide_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
     final = decision if again is None else again.decision
     is_rollback = final.sources is SourceChange.ROLLBACK
@@ -237,6 +242,16 @@ def conclude(state: JobState, now: float) -> Result:
     if final.kind is DecisionKind.FAIL:
         return end(state, failed(state, final.reason, first))
     return _regroup(state, now)
+
+
+def _with_consequences(state: JobState, first: Cause) -> JobState:
+    """Ranks that have lost a connection after the first cause are consequences of it."""
+    if first.failure is FailureClass.CONSEQUENCE:
+        return state
+    causes = (
+        (rank, cause if cause is first else as_consequence(cause)) for rank, cause in state.causes.items()
+    )
+    return replace(state, causes=FrozenMap(causes))
 
 
 def _counted_again(state: JobState, sent: Decision, final: Decision, now: float) -> JobState:

@@ -211,6 +211,8 @@ class Cause:
     )
     place: Sentence = ""  # where its script was: "in backward, bucket 3 of 7"
     final: bool = False  # a condition of --stop-when: the job ends, whatever the policy says
+    # The other end has closed a connection of the rank's own. The cause is a CONSEQUENCE if another rank failed before.
+    lost_peer: bool = False
 
     @property
     def uncertain(self) -> bool:

@@ -10,6 +10,7 @@ from job_story import Story, agent, running, spec
 
 from rendezvous.rounds.policy import first_cause_order
 from rendezvous.values.events import AgentLost, AgentStopped, Event, RankFailed
+from rendezvous.values.state import Phase
 from rendezvous.values.types import Cause, FailureClass, PolicyAction, PolicyRule
 
 NODES = ("a", "b", "c")  # of two ranks each
@@ -173,6 +174,57 @@ def test_of_two_nodes_the_lower_step_counts_and_then_the_first_report() -> None:
     failed(story, "b", 3, 5.1, step=8)
     failed(story, "a", 0, 5.2, step=7)
     assert first_cause_of(story).rank == 0
+
+
+def test_a_rank_that_loses_a_connection_after_another_one_has_ended_is_a_consequence() -> None:
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "a", 1, 5.001)
+    failed(story, "a", 0, 5.002, lost_peer=True)
+    assert first_cause_of(story).rank == 1
+    assert story.state.outcome is not None
+    assert [cause.failure for cause in story.state.outcome.causes] == [
+        FailureClass.EXIT_CODE,
+        FailureClass.CONSEQUENCE,
+    ]
+
+
+def test_a_rank_that_loses_a_connection_first_has_failed_by_itself() -> None:
+    """To another process, as a service of the user. Both ranks are named."""
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "a", 0, 5.001, lost_peer=True)
+    failed(story, "a", 1, 5.002)
+    assert first_cause_of(story).rank == 0
+    assert story.state.outcome is not None
+    assert [cause.failure for cause in story.state.outcome.causes] == [FailureClass.EXIT_CODE] * 2
+
+
+def test_of_two_nodes_a_lost_connection_is_the_consequence_whatever_arrives_first() -> None:
+    """Neither its class nor the limit on failures of its node decides before all reports have arrived."""
+    rules = (PolicyRule(FailureClass.EXIT_CODE, PolicyAction.FAIL),)
+    story = running(spec(2, restarts=3, rules=rules, node_failure_limit=1), "a", "b")
+    failed(story, "a", 0, 5.2, lost_peer=True, step=3)
+    assert story.state.phase is Phase.STOPPING
+    story.fails("b", 2, FailureClass.USER_EXCEPTION)
+    story.stop("a", "b")
+    assert story.state.outcome is None
+    ((_generation, first),) = story.state.failures
+    assert first.rank == 2
+
+
+def test_a_lost_connection_alone_is_a_failure_of_its_class() -> None:
+    rules = (PolicyRule(FailureClass.EXIT_CODE, PolicyAction.FAIL),)
+    story = running(spec(2, restarts=3, rules=rules), "a", "b")
+    failed(story, "a", 0, 5.2, lost_peer=True)
+    assert first_cause_of(story).failure is FailureClass.EXIT_CODE
+
+
+def test_a_lost_connection_is_a_consequence_of_a_lost_node() -> None:
+    story = running(spec(2, restarts=0), "a", "b")
+    failed(story, "a", 0, 5.2, lost_peer=True)
+    story.happens(AgentLost(agent("b"), "power")).stop("a")
+    assert story.state.outcome is not None
+    assert story.state.outcome.first_cause is not None
+    assert story.state.outcome.first_cause.failure is FailureClass.NODE_LOST
 
 
 def test_what_a_stopped_rank_raises_is_neither_the_first_cause_nor_a_reason_to_end_the_job() -> None:

@@ -129,6 +129,44 @@ def test_other_peoples_connections_are_causes(error: str) -> None:
     assert ended(1, traceback(error, file="/env/lib/urllib3/response.py")).failure is not C.CONSEQUENCE
 
 
+PIPE = "/usr/lib/python3.11/multiprocessing/connection.py"
+FROM = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "lost"),
+    [
+        ("EOFError", PIPE, True),
+        ("EOFError", "train.py", True),
+        ("EOFError: peer closed the connection", "train.py", True),
+        ("EOFError: Ran out of input", "train.py", False),  # an empty file
+        ("EOFError: EOF when reading a line", "train.py", False),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "train.py", True),
+        ("BrokenPipeError: [Errno 32] Broken pipe", PIPE, True),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "/usr/lib/python3.11/subprocess.py", False),
+        ("asyncio.exceptions.IncompleteReadError: 0 bytes read on a total of 4 expected bytes", "a.py", True),
+        ("ConnectionResetError: reset", "/env/lib/urllib3/response.py", False),
+        ("RuntimeError: eof (this error originated at tensorpipe/transport/uv/connection.cc:1)", TORCH, True),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "train.py", False),
+        ("concurrent.futures.process.BrokenProcessPool: A process in the pool was terminated", "a.py", False),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "a.py", False),
+        ("ValueError: peer closed", "train.py", False),
+    ],
+)
+def test_a_rank_may_have_lost_a_connection_of_its_own(error: str, file: str, lost: bool) -> None:
+    printed = traceback(error, file=file)
+    assert ended(1, printed).lost_peer is lost
+    assert ended(1, printed + FROM + traceback("RuntimeError: it is gone")).lost_peer is lost
+    assert not ended(1, traceback("KeyError: 'x'") + FROM + printed).lost_peer  # while it cleaned up
+    assert ended(3, printed, uncaught=False).lost_peer is lost
+
+
+def test_a_rank_that_has_lost_a_connection_counts_from_its_end() -> None:
+    """The other one may have been killed: the first thing that shows of it is its end."""
+    assert ended(1, traceback("EOFError"), ran_s=5.0, ran_to_end_s=5.2).ran_s == 5.2
+    assert ended(1, traceback("ValueError"), ran_s=5.0, ran_to_end_s=5.2).ran_s == 5.0
+
+
 def test_the_watchdog_of_nccl_blames_a_peer_and_its_own_device_error_does_not() -> None:
     said = (
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"

@@ -251,3 +251,30 @@ def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
         text
     )
     assert len(list(logs.rglob("flight-recorder.json"))) == 2
+
+
+OWN_CONNECTION = """
+import os, signal, time
+from multiprocessing.connection import Client, Listener
+path = os.path.join(os.environ["THERE"], "line")
+if os.environ["RANK"] == "1":
+    with Listener(path) as listener, listener.accept() as line:
+        line.recv()
+        os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    try:
+        line = Client(path)
+        break
+    except OSError:
+        time.sleep(0.01)
+line.send("here I am")
+line.recv()
+"""
+
+
+def test_a_rank_that_loses_a_connection_of_its_own_is_a_consequence(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "2", source=OWN_CONNECTION, fake_torch="")
+    assert job.wait() == 137, job.stderr()
+    report = job.failure()
+    assert report["first_cause"]["rank"] == 1
+    assert [cause["class"] for cause in report["causes"]] == ["signal", "consequence"]
