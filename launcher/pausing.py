@@ -134,7 +134,7 @@ def pause_ranks(state: Supervision, reason: str) -> Step:
     """Begin: the ranks that cannot be paused, and those that are the cause of a hang, are ended."""
     generation = state.generation
     running = [rank for rank in state.live if rank not in state.parked]
-    paused = tuple(rank for rank in running if rank in state.heals and rank not in state.accused)
+    paused = tuple(rank for rank in running if rank in state.heals and rank not in state.accused_ranks)
     others = tuple(rank for rank in running if rank not in paused)
     state = replace(state, in_place=True, is_sweeping=False, stop_signal=SIGTERM)
     if state.has_stopped:

@@ -49,7 +49,9 @@ def grace_over(state: Supervision, fact: GraceOver) -> Step:
         return state, ()
     match fact.kind:
         case Grace.OF_ACCUSED:
-            still = tuple(rank for rank in state.accused if rank in state.live and not _stays(state, rank))
+            still = tuple(
+                rank for rank in state.accused_ranks if rank in state.live and not _stays(state, rank)
+            )
             return state, ((SignalRanks(SIGKILL, still),) if still else ())
         case Grace.TOGETHER:
             release = AbortGroups(

@@ -10,7 +10,7 @@ from rendezvous.values.events import AgentJoined  # noqa: TC001
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import RankReport  # noqa: TC001
 from rendezvous.values.text_limits import Sentence  # noqa: TC001
-from rendezvous.values.types import AgentId, Assignment, StoreAddress  # noqa: TC001
+from rendezvous.values.types import AgentId, Assignment, Cause, StoreAddress  # noqa: TC001
 
 
 class Phase(StrEnum):
@@ -39,7 +39,7 @@ class Supervision:
     preempted: StopRequested | None = None  # to carry out after the ranks have taken a checkpoint
     over: bool = False  # this generation was stopped here; later events about it are ignored
     job_failed: bool = False  # the job ends after all nodes have stopped
-    accused: tuple[int, ...] = ()  # local ranks that were identified as the cause of a hang
+    accused: tuple[Cause, ...] = ()  # of a hang; each names a local rank
     last_seen: tuple[RankReport, ...] = ()  # the state of the ranks before the stop, if it was read
     stop_signal: int = 0  # the last signal sent to the ranks
     is_interrupted: bool = False  # a person pressed Ctrl-C, on this node or another one
@@ -52,6 +52,10 @@ class Supervision:
     @property
     def generation(self) -> int:
         return -1 if self.assignment is None else self.assignment.generation
+
+    @property
+    def accused_ranks(self) -> tuple[int, ...]:
+        return tuple(cause.local_rank for cause in self.accused)
 
     @property
     def has_stopped(self) -> bool:

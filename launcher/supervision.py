@@ -154,7 +154,7 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.outcome_codes import code_of_refusal
-from rendezvous.values.types import Assignment, FailureClass, StoreAddress
+from rendezvous.values.types import Assignment, Cause, FailureClass, StoreAddress
 
 TRY_AGAIN = 75
 
@@ -290,7 +290,7 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
     actions: list[Action] = [*told]
     if event.cause is not None:
         rank = mine.rank_offset + event.local_rank
-        cause = replace(event.cause, rank=rank) if is_late else event.cause
+        cause = replace(event.cause, rank=rank) if is_late else _why(state, event.cause)
         actions.append(Send(RankFailed(state.agent, state.generation, cause)))
     if state.in_place:
         state, swept = sweep_in_place(state)
@@ -301,6 +301,12 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
         else:  # also if the service ignored the failure of some of them
             actions.append(Send(RanksFinished(state.agent, state.generation)))
     return state, tuple(actions)
+
+
+def _why(state: Supervision, end: Cause) -> Cause:
+    """A rank that ends while its stacks are taken is still the one that hung. How it ended is added."""
+    hang = next((cause for cause in state.accused if cause.local_rank == end.local_rank), None)
+    return end if hang is None else replace(hang, traceback=end.traceback or end.reason)
 
 
 def _without(state: Supervision, local_rank: int) -> Supervision:

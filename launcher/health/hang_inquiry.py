@@ -56,9 +56,7 @@ def step(
         case Inspected(_, reports):
             return state, (Send(Examined(agent, generation, reports)),)
         case Accused(_, cause):
-            return replace(state, accused=(*state.accused, cause.local_rank)), (
-                TakeStacks(generation, cause),
-            )
+            return replace(state, accused=(*state.accused, cause)), (TakeStacks(generation, cause),)
         case StacksTaken(_, cause) | CommunicationFailed(_, cause) | ConditionMet(_, cause):
             return state, (Send(RankFailed(agent, generation, cause)),)
         case _:

@@ -1,21 +1,28 @@
 """Collects the Python stacks of a rank and the kernel state of its threads, within two seconds.
 
-The rank's own interpreter comes first (launcher/template/stacks.py). If it does not answer, py-spy does, if it is
-installed; eu-stack, if it is installed, adds the frames of native code. A process that is stopped, or in
-uninterruptible sleep, cannot respond, and the report says so. All of this runs in a thread with a time limit, because
-reading /proc of a hanging process can also block.
+The rank's own threads come first. If they do not answer, py-spy does, if it is installed; eu-stack, if it is installed,
+adds the frames of native code. A process that is stopped, or in uninterruptible sleep, cannot respond, and the report
+says so. All of this runs in a thread with a time limit, because reading /proc of a hanging process can also block.
+
+Each thread writes its own Python stack, in the handler of a signal (launcher/template/stacks.py), so that nobody reads
+frames while another thread changes them. The kernel shows when a thread is done: it blocks a signal while its handler
+runs. Threads of native libraries get the signal too, and write nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import os
+import platform
+import re
 import subprocess
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.health.stack_text import main_thread_first
+from launcher.health.stack_text import MAIN_THREAD
 from launcher.health.stack_tools import find
 from launcher.template import tree
 from launcher.template.process_stat import process_stat
@@ -23,10 +30,14 @@ from launcher.template.stacks import MEMORY, SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import FileIO
 
 BUDGET_S = 2.0
-_ANSWER_S = 0.5  # the interpreter needs a few milliseconds
-_CHECK_S = 0.01
+_ALL_S = 1.0  # a thread that is not stopped needs less than a millisecond
+_EACH_S = 0.5
+_CHECK_S = 0.0005
+_CALLS = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "s390x": 241, "riscv64": 131}  # of tgkill
+_HEAD = re.compile(r"^.*?(?= ?\(most recent call first\):)")
 _TOOL_S = 1.3
 _CHILDREN = 6
 _THREADS = 12
@@ -71,44 +82,103 @@ def _python(pid: int) -> str:
         return "the process has ended"
     if state in ("T", "t"):
         return "no Python stack: the process is stopped"
-    memory = _memory(pid)
-    if memory is None or not _catches(pid, SIGNAL):
-        return ""
-    try:
-        with open(memory, "rb") as file:
-            before = os.fstat(file.fileno()).st_size
-            os.kill(pid, SIGNAL)
-            _await_growth(file.fileno(), before)
-            file.seek(before)
-            return main_thread_first(file.read(_LARGEST).decode(errors="replace"))
-    except OSError:
-        return ""
+    return python_stacks(pid)
 
 
-def _await_growth(fd: int, before: int) -> None:
-    """Wait until the file has grown, and its size is the same in two consecutive checks."""
-    deadline, size = time.monotonic() + _ANSWER_S, before
+class _Signal(NamedTuple):
+    caught: bool
+    blocked: bool  # also while the handler runs
+    pending: bool
+
+
+def python_stacks(pid: int) -> str:
+    """The stack of the main thread comes first. "" if the process is without the handler."""
+    with suppress(OSError), _memory(pid) as memory:
+        deadline = time.monotonic() + _ALL_S
+        if not _alone(memory, deadline):
+            return ""
+        tasks = _threads(pid)
+        parts, left = [], len(tasks)
+        for task in tasks:
+            if time.monotonic() >= deadline:
+                break
+            parts.append(_of_thread(memory, pid, task, deadline))
+            left -= 1
+        os.ftruncate(memory.fileno(), 0)
+        parts.append(f"there was no time for the other {left} threads" if left else "")
+        return "\n\n".join(part for part in parts if part)
+    return ""
+
+
+def _of_thread(memory: FileIO, pid: int, task: int, deadline: float) -> str:
+    before = _signal(pid, task)
+    if not before.caught or before.blocked or before.pending:  # pending: since the time before
+        return ""
+    start = os.fstat(memory.fileno()).st_size
+    if not _send(pid, task) or not _is_done(pid, task, min(deadline, time.monotonic() + _EACH_S)):
+        return ""
+    memory.seek(start)
+    return _with_number(memory.read(_LARGEST).decode(errors="replace").strip("\n"), pid, task)
+
+
+def _is_done(pid: int, task: int, deadline: float) -> bool:
+    """Twice in a row, because the kernel shows neither for an instant, between taking the signal and blocking it."""
+    calm = 0
     while time.monotonic() < deadline:
+        state = _signal(pid, task)
+        calm = 0 if state.pending or state.blocked else calm + 1
+        if calm == 2:
+            return True
         time.sleep(_CHECK_S)
-        now = os.fstat(fd).st_size
-        if now > before and now == size:
-            return
-        size = now
+    return False
 
 
-def _memory(pid: int) -> str | None:
+def _with_number(text: str, pid: int, task: int) -> str:
+    """faulthandler calls each thread the current one, and knows it by its address. The kernel's number says more."""
+    if not text:
+        return ""
+    return _HEAD.sub(MAIN_THREAD if task == pid else f"Thread {task}", text, count=1)
+
+
+def _memory(pid: int) -> FileIO:
     folder = f"/proc/{pid}/fd"
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            with suppress(OSError):
-                if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{MEMORY}"):
-                    return f"{folder}/{name}"
-    return None
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{MEMORY}"):
+                return open(f"{folder}/{name}", "r+b", buffering=0)
+    raise FileNotFoundError(MEMORY)
 
 
-def _catches(pid: int, signum: int) -> bool:
-    caught = next((line for line in _lines(pid, "status") if line.startswith("SigCgt:")), "")
-    return bool(caught) and bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+def _alone(memory: FileIO, deadline: float) -> bool:
+    """A hang inquiry and a person may ask at the same time. The lock ends with the file."""
+    while time.monotonic() < deadline:
+        with suppress(BlockingIOError):
+            fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_CHECK_S)
+    return False
+
+
+def _threads(pid: int) -> list[int]:
+    return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda task: (task != pid, task))
+
+
+def _signal(pid: int, task: int) -> _Signal:
+    masks = dict.fromkeys((b"SigPnd", b"SigBlk", b"SigCgt"), 0)
+    with suppress(OSError), open(f"/proc/{pid}/task/{task}/status", "rb") as file:
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name in masks:
+                masks[name] = int(value, 16)
+    bit = 1 << (SIGNAL - 1)
+    return _Signal(*(bool(masks[name] & bit) for name in (b"SigCgt", b"SigBlk", b"SigPnd")))
+
+
+def _send(pid: int, task: int) -> bool:
+    """os.kill reaches any thread of the process."""
+    number = _CALLS.get(platform.machine())
+    libc = ctypes.CDLL(None)
+    return number is not None and libc.syscall(number, pid, task, SIGNAL) == 0
 
 
 # --- the kernel, and other tools ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from launcher.exchange import (
     InspectLast,
     InspectRanks,
     LastInspected,
+    RankEnded,
     Send,
     SignalRanks,
     StacksTaken,
@@ -70,6 +71,13 @@ def test_an_agent_without_these_ranks_says_so_at_once_and_does_nothing_else(stat
     assert step(state, Inspected(1, REPORTS)) == (state, nothing)
     for fact in (StallDetected(1), Accused(1, CAUSE), StacksTaken(1, CAUSE)):
         assert step(state, fact) == (state, ())
+
+
+def test_a_rank_that_ends_while_its_stacks_are_taken_has_hung() -> None:
+    state, _ = step(RUNNING, Accused(1, CAUSE))
+    ended = Cause("a", 1, 1, FailureClass.SIGNAL, "killed by SIGSEGV", 139)
+    state, (told,) = step(state, RankEnded(1, 1, ended))
+    assert told == Send(RankFailed(AGENT, 1, replace(CAUSE, traceback=ended.reason)))
 
 
 def test_an_accused_rank_gets_a_short_grace_when_all_are_stopped() -> None:

@@ -166,7 +166,7 @@ def test_a_rank_that_does_not_park_in_time_is_killed_and_the_others_are_not() ->
 
 
 def test_the_culprit_of_a_hang_is_ended_soon() -> None:
-    state, actions = step(replace(HEALING, accused=(0,)), heal())
+    state, actions = step(replace(HEALING, accused=(replace(CAUSE, local_rank=0),)), heal())
     accused = (SignalRanks(SIGTERM, (0,)), AbortGroups(1, WHY, (0,)), StartGrace(1, Grace.OF_ACCUSED))
     assert actions == (PauseRanks(1, (1,), WHY), *accused, StartGrace(1))
     assert step(state, GraceOver(1, Grace.OF_ACCUSED))[1] == (SignalRanks(SIGKILL, (0,)),)

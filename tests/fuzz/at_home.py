@@ -97,7 +97,7 @@ def last_words(data: bytes) -> None:
     died = {"exit_code": None, "signal": number - 128} if number > 128 else {"exit_code": number}
     _told(RankEnd("a", 1, 1, **died, stderr_tail=text))  # type: ignore[arg-type]
     crash_text.bounded(crash_text.clean_lines(text))
-    stack_text.is_local_work(stack_text.main_thread_first(text))
+    stack_text.is_local_work(text)
 
 
 def _told(end: RankEnd) -> None:
