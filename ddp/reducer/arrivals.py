@@ -31,12 +31,15 @@ ANY_NUMBER = 0x7FFFFFFE
 class Arrivals(Protocol):
     """Counts the gradients of a step."""
 
-    def hook(self, index: int) -> Callable[..., None]:
+    def hook(self, index: int, parameter: Any) -> Callable[..., None]:
         """Return the hook of a parameter."""
         ...
 
-    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int) -> None:
-        """Set how often the gradient of each parameter arrives in a step, and its chunk. Disarm the counter."""
+    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int, exact: bool) -> None:
+        """Set how often the gradient of each parameter arrives in a step, and its chunk. Disarm the counter.
+
+        `exact`: also while it is not armed, count parameters as used only if they have a gradient.
+        """
         ...
 
     def arm(self) -> None:
@@ -70,7 +73,7 @@ class PythonArrivals:
     def __init__(self, begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> None:
         self._calls = begin, chunk_complete, surplus, local
         self._lock = threading.Lock()
-        self._armed = self._begun = self._watched = False
+        self._armed = self._begun = self._watched = self._exact = False
         self._expected: list[int] = []
         self._chunk_of: list[int] = []
         self._members: list[int] = []
@@ -79,12 +82,14 @@ class PythonArrivals:
         self._order: list[int] = []
         self._used: list[int] = []
 
-    def hook(self, index: int) -> Callable[..., None]:
+    def hook(self, index: int, parameter: Any) -> Callable[..., None]:
         begin, chunk_complete, surplus, local = self._calls
 
         def call(*_ignored: Any) -> None:
             with self._lock:
                 if index >= len(self._expected):
+                    return
+                if self._exact and not self._armed and parameter.grad is None:
                     return
                 self._used[index] = 1
                 armed, first = self._armed, not self._begun
@@ -120,8 +125,9 @@ class PythonArrivals:
             self._waiting[chunk] -= 1
             return True, None if self._waiting[chunk] else chunk
 
-    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int) -> None:
+    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int, exact: bool) -> None:
         with self._lock:
+            self._exact = exact
             if len(self._used) != len(expected):
                 self._used = [0] * len(expected)
             self._expected, self._chunk_of, self._armed = list(expected), list(chunk_of), False

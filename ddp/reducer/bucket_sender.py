@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from ddp.reducer.bucket import Used
     from ddp.reducer.cost_model import CostModel
-    from ddp.reducer.partial_sums import PartialSums
 
 _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
 
@@ -41,6 +40,18 @@ class Settings:
     skip_unused: bool = False
     tuned: bool = False  # `limit` is only the initial limit
     strict: bool = False  # gradients that torch's class leaves local without a message are an error
+
+
+class PartialSums(Protocol):
+    """Sums that the gradients of a backward complete (`ddp/elastic/logical_sums.py`).
+
+    The sum over all ranks is divided by `divisor`, after it is complete: a factor before would round twice.
+    """
+
+    divisor: float
+
+    def fold(self, members: Sequence[int]) -> None:
+        """Add the sums to the gradients of these parameters. It is called once for each before it is sent."""
 
 
 class BucketOperations(Protocol):

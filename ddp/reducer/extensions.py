@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ddp.reducer.module import DistributedDataParallel
-    from ddp.reducer.reducer import Reducer
 
 
 class Tuner(Protocol):
@@ -17,5 +14,5 @@ class Tuner(Protocol):
     def stop(self, why: str) -> None: ...
 
 
-start_tuner: Callable[[Reducer], Tuner] | None = None
-when_built: list[Callable[[DistributedDataParallel], None]] = []
+start_tuner: Callable[[Any], Tuner] | None = None  # gets the reducer
+when_built: list[Callable[[Any], None]] = []  # get the wrapper

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ddp.reducer.unused import accumulator
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from ddp.reducer.arrivals import Arrivals
 
+_engine = torch_api.get(torch_names.ENGINE)
+
 
 class GradientHooks:
     """The hooks of one reducer, one on each parameter."""
@@ -28,7 +31,7 @@ class GradientHooks:
     def __init__(self, parameters: Sequence[torch.Tensor], arrivals: Arrivals) -> None:
         # Keep the nodes alive: a node lives only while it is referenced, and its hooks are lost with it.
         self.accumulators = [accumulator(parameter) for parameter in parameters]
-        self._callbacks = [arrivals.hook(i) for i in range(len(parameters))]
+        self._callbacks = [arrivals.hook(i, each) for i, each in enumerate(parameters)]
         self._handles: list[Any] = [
             node.register_hook(call) for node, call in zip(self.accumulators, self._callbacks, strict=True)
         ]
@@ -44,6 +47,11 @@ class GradientHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+def when_it_ends(callback: Callable[[], None]) -> None:
+    """Call `callback` when the current backward ends without an error. `backward()` raises what `callback` raises."""
+    _engine.queue_callback(callback)
 
 
 def weakly(method: Callable[..., None], *arguments: Any) -> Callable[..., None]:

@@ -21,20 +21,18 @@ from ddp.reducer import (
     arguments,
     captured,
     compiled,
-    distributed_tensors,
     dtypes,
-    engine,
     errors,
     extensions,
     fresh_start,
+    module_check,
     pickled,
     plan,
 )
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
-from ddp.reducer.gradient_hooks import weakly
+from ddp.reducer.gradient_hooks import weakly, when_it_ends
 from ddp.reducer.logging_data import Log
-from ddp.reducer.module_changes import ModuleCheck
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.telemetry import torch_api, torch_marks, torch_names
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
@@ -69,7 +67,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         self.__dict__["_tunes_buckets"] = arguments.wants_tuning(chosen)
         dtypes.check(chosen["module"], chosen["mixed_precision"])
-        distributed_tensors.check(chosen["module"], chosen["device_mesh"])
+        module_check.refuse_sharded(chosen["module"], chosen["device_mesh"])
         arguments.replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
         compiled.hide_communication(DistributedDataParallel)
@@ -123,7 +121,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self.reducer._remove_autograd_hooks()
             compiled.forward_as_torch(self)
         averaged = [*self.reducer.core.parameters, *self._delay_all_reduce_params]
-        self._module_check: ModuleCheck | None = ModuleCheck(self.module, averaged, self.parameters_to_ignore)
+        self._module_check: module_check.NotAveraged | None = module_check.NotAveraged(
+            self.module, averaged, self.parameters_to_ignore
+        )
         self._open_log(static_graph)
         for attach in extensions.when_built:
             attach(self)
@@ -269,7 +269,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if late or self._is_outside_delay_buffer():
                 raise errors.delayed_too_late(self._delayed_names(), self.reducer.core.rank)
 
-        engine.when_it_ends(finish)
+        when_it_ends(finish)
         return grad
 
     def _is_outside_delay_buffer(self) -> bool:

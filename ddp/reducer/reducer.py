@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.reducer import agreement, arrivals, engine, errors, extensions, plan, rpc_context, streams
+from ddp.reducer import agreement, arrivals, errors, extensions, plan, rpc_context, streams
 from ddp.reducer.bucket_sender import BucketSender
-from ddp.reducer.gradient_hooks import GradientHooks, weakly, weakly_with
+from ddp.reducer.gradient_hooks import GradientHooks, weakly, weakly_with, when_it_ends
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.unused import GraphSearch, Usage, UsedMembers
 
@@ -65,7 +65,7 @@ class Reducer:
     """The reducer of one model."""
 
     tuner: extensions.Tuner | None = None
-    when_it_ends = staticmethod(engine.when_it_ends)
+    when_it_ends = staticmethod(when_it_ends)
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Reducer:
         expected = [1] * len(self.parameters)
         if self.static_graph:
             expected = self._expected or [arrivals.ANY_NUMBER] * len(self.parameters)
-        self.counter.plan(expected, chunk_of, len(self.chunks))
+        self.counter.plan(expected, chunk_of, len(self.chunks), self.exchanges_used)
 
     @property
     def rank(self) -> int:

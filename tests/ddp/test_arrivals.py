@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,6 +36,7 @@ actions = st.lists(
             st.tuples(
                 st.lists(st.integers(0, 2), min_size=N, max_size=N),
                 st.lists(st.integers(0, N_CHUNKS - 1), min_size=N, max_size=N),
+                st.booleans(),
             ),
         ),
     ),
@@ -51,14 +53,16 @@ def transcript(kind: Callable[..., Any], script: list[tuple[str, Any]]) -> list[
             for name in ("begin", "complete", "surplus", "local")
         )
     )
-    hooks = [counter.hook(i) for i in range(N)]
+    # Of the last parameters the gradients are missing.
+    hooks = [counter.hook(i, SimpleNamespace(grad=i if i < N - 2 else None)) for i in range(N)]
     settled: set[int] = set()
     planned = False
     for what, argument in script:
         if what == "hook":
             assert hooks[argument]((), (None,)) is None
         elif what == "plan":
-            counter.plan(*argument, N_CHUNKS)
+            expected, chunk_of, exact = argument
+            counter.plan(expected, chunk_of, N_CHUNKS, exact)
             planned, settled = True, set()
         elif what == "settle":
             if planned:  # the reducer settles a parameter once
@@ -82,7 +86,12 @@ def test_a_chunk_is_complete_once_and_a_surplus_gradient_goes_to_the_reducer(
     kind: Callable[..., Any],
 ) -> None:
     script = [
-        *[("hook", 0), ("plan", ([1, 1, 1, 2, 1, 1], [0, 0, 0, 1, 1, 2])), ("watch", True), ("hook", 0)],
+        *[
+            ("hook", 0),
+            ("plan", ([1, 1, 1, 2, 1, 1], [0, 0, 0, 1, 1, 2], False)),
+            ("watch", True),
+            ("hook", 0),
+        ],
         *[("watch", False), ("hook", 0), ("arm", None), ("hook", 2), ("settle", {0})],
         *[("hook", 1), ("hook", 1), ("hook", 5), ("hook", 3), ("hook", 4), ("hook", 3), ("hook", 0)],
     ]
@@ -99,22 +108,22 @@ def test_errors_of_the_reducer_reach_autograd(kind: Callable[..., Any]) -> None:
 
     for calls in ((fail, print, print, print), (print, fail, print, print)):
         counter = kind(*calls)
-        counter.plan([1], [0], 1)
+        counter.plan([1], [0], 1, False)
         counter.arm()
         with pytest.raises(KeyError, match="a hook failed"):
-            counter.hook(0)()
+            counter.hook(0, None)()
 
 
 def test_the_compiled_counter_refuses_numbers_that_do_not_fit() -> None:
     counter = compiled.Arrivals(print, print, print, print)
     for given_numbers in (([1], [1], 1), ([-1], [0], 1), ([1, 1], [0], 1), ([1], [0], -1)):
         with pytest.raises(ValueError, match="internal error"):
-            counter.plan(*given_numbers)
+            counter.plan(*given_numbers, False)
     with pytest.raises(ValueError, match="internal error"):
         counter.settle([0])
     assert (counter.disarm(), counter.left(), counter.take_used()) == ([], [], [])
     with pytest.raises(ValueError, match="negative"):
-        counter.hook(-1)
+        counter.hook(-1, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +132,7 @@ def test_a_counter_keeps_its_reducer_neither_alive_nor_in_a_cycle(
 ) -> None:
     monkeypatch.setattr(arrivals, "new", kind)
     reducer = reducer_of(parameters_of([1, 1]), FakeGroup(), bucket_bytes=4)
-    hook, gone = reducer.counter.hook(0), weakref.ref(reducer)
+    hook, gone = reducer.counter.hook(0, None), weakref.ref(reducer)
     del reducer
     gc.collect()
     assert gone() is None

@@ -55,7 +55,6 @@ def _shares_static(program: Program, _at: int) -> bool:
 
 
 KNOWN = (
-    Known("the next forward raises an error", "Expected to have finished reduction", one_step_late=True),
     Known("two wrappers that share layers", "not the expected DDP bucket view"),
     Known("two wrappers that share layers", does=_shares_static),
     Known("an optimizer in the backward pass on a CPU", "Cannot access accelerator device"),
@@ -65,6 +64,7 @@ KNOWN = (
     Known("`p.grad.data = ...`", does=_replaces_memory),
     Known("which it has divided by the number of ranks", does=_ends_early),
     Known("a rank that has no input for its first step", does=_joins_at_first),
+    Known("the next forward raises an error", "Expected to have finished reduction", one_step_late=True),
 )
 
 

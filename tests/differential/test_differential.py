@@ -124,6 +124,11 @@ PART = {"kind": "step", "uses": [[True, False, True]] * 2}
         pytest.param({"find_unused_parameters": True}, (HAND, PART, HAND, STEP), id="by-hand-and-unused"),
         pytest.param({"static_graph": True}, (HAND, PART, HAND, PART), id="by-hand-and-unused-static"),
         pytest.param({"static_graph": True}, (FROZEN, STEP, STEP), id="frozen-in-the-first-static-step"),
+        pytest.param(
+            {"find_unused_parameters": True},
+            ({**FROZEN, "local": "all"}, HAND, PART, STEP),
+            id="by-hand-after-no-gradient",
+        ),
         pytest.param({"find_unused_parameters": True}, (JOIN, STEP, JOIN, STEP), id="join-after-steps"),
         pytest.param({"gradient_as_bucket_view": True}, (STEP, HOLD, STEP, STEP), id="held-over-the-rebuild"),
         pytest.param(

@@ -168,8 +168,8 @@ SHELL = {
         *within(
             "reducer",
             "agreement arguments arrivals bucket bucket_sender captured clock collectives compiled "
-            "distributed_tensors dtypes engine errors extensions fresh_start grad_bucket gradient_hooks host_copy "
-            "logging_data module module_changes partial_sums pickled reducer rpc_context streams torch_reducer unused",
+            "dtypes errors extensions fresh_start grad_bucket gradient_hooks host_copy logging_data module "
+            "module_check pickled reducer rpc_context streams torch_reducer unused",
         ),
         *within("sharding", "arguments sharded_buckets sharded_optimizer whole_state"),
         *within(

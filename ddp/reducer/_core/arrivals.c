@@ -17,16 +17,18 @@ typedef struct {
     Py_ssize_t n_parameters, n_chunks, n_order;
     /* One allocation, NULL: no plan. The first three describe the plan, the others a backward. */
     int *expected, *chunk_of, *members, *left, *waiting, *order, *used;
-    int armed, begun, watched;
+    int armed, begun, watched, exact;
 } Arrivals;
 
 typedef struct {
     PyObject_HEAD
     Arrivals *owner;
+    PyObject *parameter;
     long index;
 } Hook;
 
 static PyTypeObject *hook_type;
+static PyObject *grad_name;
 
 static PyObject *call(PyObject *function, long number) {
     PyObject *result = PyObject_CallFunction(function, "l", number);
@@ -35,11 +37,25 @@ static PyObject *call(PyObject *function, long number) {
     Py_RETURN_NONE;
 }
 
+/* A hook also runs for a parameter that was frozen after the forward, or whose gradient is undefined. -1: error. */
+static int has_gradient(Hook *hook) {
+    PyObject *gradient = PyObject_GetAttr(hook->parameter, grad_name);
+    if (!gradient) return -1;
+    int has = gradient != Py_None;
+    Py_DECREF(gradient);
+    return has;
+}
+
 static PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs) {
     (void)args, (void)kwargs;
     Arrivals *self = ((Hook *)object)->owner;
     long index = ((Hook *)object)->index;
     if (!self->expected || index >= self->n_parameters) Py_RETURN_NONE;
+    if (!self->armed && self->exact) {
+        int has = has_gradient((Hook *)object);
+        if (has < 0) return NULL;
+        if (!has || index >= self->n_parameters) Py_RETURN_NONE;
+    }
     self->used[index] = 1;
     if (!self->armed) {
         if (self->watched) return call(self->local, index);
@@ -65,20 +81,25 @@ static PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs) {
 static void hook_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     Py_XDECREF((PyObject *)((Hook *)object)->owner);
+    Py_XDECREF(((Hook *)object)->parameter);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
-static PyObject *arrivals_hook(PyObject *object, PyObject *argument) {
-    long index = PyLong_AsLong(argument);
+static PyObject *arrivals_hook(PyObject *object, PyObject *args) {
+    long index;
+    PyObject *parameter;
+    if (!PyArg_ParseTuple(args, "lO", &index, &parameter)) return NULL;
     if (index < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "internal error: a negative index");
+        PyErr_SetString(PyExc_ValueError, "internal error: a negative index");
         return NULL;
     }
     Hook *hook = (Hook *)((allocfunc)PyType_GetSlot(hook_type, Py_tp_alloc))(hook_type, 0);
     if (!hook) return NULL;
     Py_INCREF(object);
     hook->owner = (Arrivals *)object;
+    Py_INCREF(parameter);
+    hook->parameter = parameter;
     hook->index = index;
     return (PyObject *)hook;
 }
@@ -100,7 +121,9 @@ static PyObject *arrivals_plan(PyObject *object, PyObject *args) {
     Arrivals *self = (Arrivals *)object;
     PyObject *expected, *chunk_of;
     Py_ssize_t n_chunks;
-    if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &expected, &PyList_Type, &chunk_of, &n_chunks)) return NULL;
+    int exact;
+    if (!PyArg_ParseTuple(args, "O!O!np", &PyList_Type, &expected, &PyList_Type, &chunk_of, &n_chunks, &exact))
+        return NULL;
     Py_ssize_t n = PyList_Size(expected);
     if (PyList_Size(chunk_of) != n || n_chunks < 0) {
         PyErr_SetString(PyExc_ValueError, "internal error: each parameter needs a chunk");
@@ -116,6 +139,7 @@ static PyObject *arrivals_plan(PyObject *object, PyObject *args) {
     if (self->expected && self->n_parameters == n) memcpy(used, self->used, sizeof(int) * (size_t)n);
     free(self->expected);
     self->n_parameters = n, self->n_chunks = n_chunks, self->n_order = 0, self->armed = 0;
+    self->exact = exact;
     self->expected = memory, self->chunk_of = memory + n, self->left = memory + 2 * n, self->order = memory + 3 * n;
     self->members = memory + 4 * n, self->waiting = self->members + n_chunks, self->used = used;
     for (Py_ssize_t i = 0; i < n; i++) self->members[self->chunk_of[i]]++;
@@ -225,7 +249,7 @@ static void arrivals_dealloc(PyObject *object) {
 }
 
 static PyMethodDef methods[] = {
-    {"hook", arrivals_hook, METH_O, "Return the hook of a parameter."},
+    {"hook", arrivals_hook, METH_VARARGS, "Return the hook of a parameter."},
     {"plan", arrivals_plan, METH_VARARGS, "Set how often each gradient arrives, and its chunk."},
     {"arm", arrivals_arm, METH_NOARGS, "Count the gradients of the next backward."},
     {"settle", arrivals_settle, METH_O, "Do not wait for these; return the chunks that are complete now."},
@@ -253,6 +277,7 @@ PyMODINIT_FUNC PyInit__arrivals(void) {
     PyObject *module = PyModule_Create(&definition);
     PyObject *arrivals = PyType_FromSpec(&arrivals_spec);
     hook_type = (PyTypeObject *)PyType_FromSpec(&hook_spec);
-    if (!module || !arrivals || !hook_type || PyModule_AddObject(module, "Arrivals", arrivals) < 0) return NULL;
+    grad_name = PyUnicode_InternFromString("grad");
+    if (!module || !arrivals || !hook_type || !grad_name || PyModule_AddObject(module, "Arrivals", arrivals) < 0) return NULL;
     return module;
 }

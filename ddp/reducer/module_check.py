@@ -1,4 +1,4 @@
-"""Parameters that another kind of parallelism has sharded: which of them the wrapper can average.
+"""Which parameters of a module the wrapper can average: those that are sharded, and those that were added later.
 
 - Tensor parallelism (`parallelize_module`) makes DTensors. torch's class averages their local parts, if it gets the
   dimension of the mesh along which the model is replicated (`device_mesh=mesh["dp"]`).
@@ -7,6 +7,10 @@
   overwrite it without an error.
 
 The wrapper refuses what it would get wrong, before it communicates. Parameters that it ignores may be sharded.
+
+Parameters that were unfrozen or added after wrapping are not averaged (`NotAveraged`). This check reads the frozen
+parameters before every forward, which is cheap. It walks the whole module only if any module of the process has
+registered a parameter or a child since the last walk.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.modules import module as registration
+
 from ddp.telemetry import torch_names
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     import torch
 
@@ -29,7 +35,7 @@ _IGNORE = (
 )
 
 
-def check(module: torch.nn.Module, device_mesh: Any) -> None:
+def refuse_sharded(module: torch.nn.Module, device_mesh: Any) -> None:
     """Raise if the module has sharded parameters that the wrapper cannot average."""
     ignored = set(getattr(module, torch_names.IGNORED, ()))
     for owner, names in _sharded_modules(module):
@@ -60,3 +66,47 @@ def _sharded_modules(module: torch.nn.Module) -> Iterator[tuple[str, list[str]]]
         for kind, said in kinds.items():
             if isinstance(each, kind):
                 yield said, [f"{path}.{name}".removeprefix(".") for name, _ in each.named_parameters()]
+
+
+_registrations = 0
+_counting = False
+
+
+def _count(*_what: Any) -> None:
+    global _registrations
+    _registrations += 1
+
+
+def _count_registrations() -> None:
+    global _counting
+    if not _counting:
+        _counting = True
+        registration.register_module_parameter_registration_hook(_count)
+        registration.register_module_module_registration_hook(_count)
+
+
+class NotAveraged:
+    """The parameters of a module that are not averaged."""
+
+    def __init__(
+        self, module: torch.nn.Module, averaged: Iterable[torch.Tensor], ignored: Container[str]
+    ) -> None:
+        _count_registrations()
+        self._seen = _registrations
+        self._module = module
+        self._ignored = ignored
+        self._averaged = {id(parameter) for parameter in averaged}
+        self._others = self._unaveraged()
+
+    def _unaveraged(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (name, parameter)
+            for name, parameter in self._module.named_parameters()
+            if id(parameter) not in self._averaged and name not in self._ignored
+        ]
+
+    def not_averaged(self) -> list[str]:
+        """Return the parameters that were unfrozen or added since the module was wrapped."""
+        if self._seen != _registrations:
+            self._seen, self._others = _registrations, self._unaveraged()
+        return [name for name, parameter in self._others if parameter.requires_grad]
