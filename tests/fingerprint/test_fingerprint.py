@@ -1,0 +1,87 @@
+"""A rank finds its interpreter as it is under torchrun, or as docs/fresh-interpreter.md says that it differs."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import pytest
+from habits import HABITS, SHORT
+from jobs import Place, drawn_by_each
+from known import differences, lines, permitted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from habits import Habit
+    from jobs import Seen
+
+_needed: set[str] = set()  # rows
+_compared: set[str] = set()
+
+
+def _compare(habit: Habit, ways: Iterable[str]) -> tuple[list[str], dict[str, list[Seen]]]:
+    """Return what no row permits, and the ranks."""
+    place, left, started = Place(habit), set(), {}
+    try:
+        expected = drawn_by_each(place.torchrun())
+        for way in ways:
+            for start, ranks in place.start(way):
+                started[start] = drawn_by_each(ranks)
+    finally:
+        place.close()
+    for start, ranks in started.items():
+        for theirs, ours in zip(expected, ranks, strict=True):
+            for one, rows in permitted(differences(start, theirs, ours)).items():
+                _needed.update(row.text for row in rows)
+                if not rows:
+                    left.add(str(one))
+    return sorted(left), started
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_rank_is_as_under_torchrun(name: str) -> None:
+    left, _ = _compare(SHORT[name], ("warm",))
+    assert left == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", HABITS)
+def test_each_habit(name: str) -> None:
+    left, started = _compare(HABITS[name], ("cold", "warm", "pool"))
+    assert left == []
+    _compared.add(name)
+    if name == "nothing":  # there is something to compare
+        assert all("torch" in started[way][0]["begin"]["modules"] for way in ("warm", "restart", "pool"))
+        assert "torch._dynamo" in started["restart"][0]["begin"]["modules"]
+
+
+@pytest.mark.nightly
+def test_each_row_is_needed() -> None:
+    if _compared != set(HABITS):
+        pytest.skip("needs the differences of all habits")
+    assert [row.text for row in lines() if row.text not in _needed] == []
+
+
+def _seen(**facts: str) -> Seen:
+    return {"begin": {"modules": {"torch": "imported"}, "process": {"environment": facts}}}
+
+
+def test_a_difference_is_found_unless_a_row_permits_it() -> None:
+    theirs, ours = _seen(A="1", MASTER_ADDR="localhost"), _seen(A="2", MASTER_ADDR="127.0.0.1", DDP_GUARD="x")
+    found = permitted(differences("warm", theirs, ours))
+    assert [one.fact for one, rows in found.items() if not rows] == ["process/environment/A"]
+    assert len(found) == 3
+    assert not differences("warm", theirs, copy.deepcopy(theirs))
+
+
+def test_a_row_holds_for_its_start_and_its_values_only() -> None:
+    theirs, ours = _seen(TORCHELASTIC_RESTART_COUNT="0"), _seen(TORCHELASTIC_RESTART_COUNT="1")
+    for way, other, is_permitted in (
+        ("restart", ours, True),
+        ("warm", ours, False),
+        ("restart", _seen(), False),
+    ):
+        ((_one, rows),) = permitted(differences(way, theirs, other)).items()
+        assert bool(rows) == is_permitted
