@@ -17,7 +17,7 @@ from launcher.output.lines import printable
 from launcher.supervised import Phase
 from rendezvous.values.cause_text import ranks
 from rendezvous.values.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
-from rendezvous.values.types import Cause, DecisionKind, PolicyAction
+from rendezvous.values.types import Cause, DecisionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -119,13 +119,17 @@ class UserMessages:
             self.learned = ""
 
     def _report_stop(self, decision: Decision) -> None:
-        """A failure that is reported later may be the first cause. So a restart is announced when it is decided."""
-        rules = self._spec.rules
-        ends_some = self._spec.crash_loop.is_on or any(each.action is PolicyAction.FAIL for each in rules)
-        if decision.cause is None or not ends_some:
+        """A failure that is reported later may be the first cause, and may end the job, or not be healed in place.
+
+        So a restart or a heal is announced when it takes place.
+        """
+        if decision.cause is None:
             self._report_reason(decision.reason)
-        else:
-            self._held = decision.reason
+            return
+        self._held = decision.reason
+        if decision.in_place:  # ranks may take long to leave a collective
+            cause = decision.cause
+            self.say(f"rank {cause.rank} on {cause.node}: {cause.reason}; pausing the other ranks")
 
     def _report_reason(self, reason: str) -> None:
         self._held = ""

@@ -55,7 +55,9 @@ def of_step(event: AgentEvent, state: Supervision, started: bool) -> JobEvent | 
     match event:
         case Stop(_, decision) if _reports(state, decision.cause) and decision.kind is not DecisionKind.FAIL:
             details = {"decision": decision.title, "cause": _cause(decision.cause)}
-            return JobEvent(EventKind.STOPPING, decision.reason, details)
+            # What follows a failure is decided again when all ranks have stopped.
+            failed = None if decision.cause is None else _of_cause(decision.cause)
+            return JobEvent(EventKind.STOPPING, failed or decision.reason, details)
         case Notice(_, text) if _reports(state, None):
             return JobEvent(EventKind.NOTICE, text, {})
         case Ended(outcome) if _reports(state, outcome.first_cause):
@@ -101,8 +103,11 @@ def as_object(event: JobEvent, state: Supervision | None, job: str, at: str) -> 
 def _text_of(outcome: Outcome) -> str:
     if outcome.succeeded or outcome.first_cause is None:
         return outcome.reason
-    cause = outcome.first_cause
-    return f"rank {cause.rank} on {cause.node}: {cause.reason}; {outcome.reason}"
+    return f"{_of_cause(outcome.first_cause)}; {outcome.reason}"
+
+
+def _of_cause(cause: Cause) -> str:
+    return f"rank {cause.rank} on {cause.node}: {cause.reason}"
 
 
 def _ending(outcome: Outcome) -> dict[str, Any]:

@@ -1,13 +1,18 @@
 """When an agent mentions again what its job waits for, and when it announces a restart."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from job_story import agent, running, spec
 
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.status import next_message_s
 from launcher.supervised import Phase, Supervision
 from launcher.user_messages import UserMessages
-from rendezvous.values.events import Stop, Waiting
+from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
+from rendezvous.values.state import Phase as ServicePhase
 from rendezvous.values.types import (
     AgentId,
     Cause,
@@ -16,10 +21,10 @@ from rendezvous.values.types import (
     FailureClass,
     PolicyAction,
     PolicyRule,
+    Recover,
 )
 
 SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1")
-RULES = (PolicyRule(FailureClass.USER_EXCEPTION, PolicyAction.FAIL),)
 
 
 def test_the_first_message_comes_soon_and_the_others_are_ever_rarer() -> None:
@@ -30,16 +35,75 @@ def test_the_first_message_comes_soon_and_the_others_are_ever_rarer() -> None:
     assert all(after - before <= 600.0 for before, after in pairwise(moments))
 
 
-def test_a_restart_is_not_announced_while_a_later_report_can_end_the_job() -> None:
-    """With a rule of --failure-policy that depends on the class of the cause: of a consequence it is not known yet."""
+def test_a_restart_is_not_announced_before_all_ranks_have_reported() -> None:
+    """A later report may be the first cause. Then --failure-policy can end the job, or a heal becomes a restart."""
     lost = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "Connection closed by peer", 1)
-    order = Stop(1, Decision(DecisionKind.RESTART, "restarting (restart 1 of 3)", 1, lost))
-    plain, lines = list[str](), list[str]()
+    lines = list[str]()
     state = Supervision(AgentId("a", "1"))
-    UserMessages(SPEC, plain.append).report(order, state, Phase.RUNNING)
-    assert plain == ["ddp-launch: restarting (restart 1 of 3)"]
-    messages = UserMessages(replace(SPEC, rules=RULES), lines.append)
+    messages = UserMessages(SPEC, lines.append)
+    order = Stop(1, Decision(DecisionKind.RESTART, "restarting (restart 1 of 3)", 1, lost))
     messages.report(order, state, Phase.RUNNING)
     assert not lines
     messages.report(Waiting("waiting for 1 more node", 1, 2), state, Phase.JOINING)
-    assert lines == plain
+    assert lines == ["ddp-launch: restarting (restart 1 of 3)"]
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What a rank of a world of two nodes reports, in this order of arrival."""
+
+    failure: FailureClass
+    rank: int
+    lost_peer: bool
+
+
+REPORTS = st.lists(
+    st.builds(
+        Late,
+        st.sampled_from([each for each in FailureClass if each is not FailureClass.NODE_LOST]),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda each: each.rank,
+)
+POLICIES = st.lists(
+    st.builds(PolicyRule, st.sampled_from(FailureClass), st.sampled_from(PolicyAction)), max_size=3
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(REPORTS, POLICIES, st.integers(0, 2), st.sampled_from(Recover), st.data())
+def test_what_is_announced_takes_place(
+    reports: list[Late], rules: list[PolicyRule], restarts: int, recover: Recover, data: st.DataObject
+) -> None:
+    """The real service and the messages of one agent: the job does not end after "restarting" or "healing in place"."""
+    job = spec(2, restarts=restarts, rules=tuple(rules), recover=recover)
+    story = running(job, "a", "b")
+    lines, state = list[str](), Supervision(AgentId("a", "1"))
+    messages = UserMessages(SPEC, lines.append)
+
+    def hear(phase: Phase) -> None:
+        for message in story.told("a"):
+            if isinstance(message, Assigned):
+                messages.report(message, replace(state, assignment=message.assignment), Phase.JOINING)
+            elif isinstance(message, Stop | Waiting):
+                messages.report(message, state, phase)
+
+    for at, each in enumerate(reports):
+        node = "ab"[each.rank // 2]
+        cause = Cause(
+            node, each.rank, each.rank % 2, each.failure, "it", 1, ran_s=at, lost_peer=each.lost_peer
+        )
+        story.happens(RankFailed(agent(node), 1, cause))
+        hear(Phase.RUNNING)
+        if story.state.phase is not ServicePhase.RUNNING and data.draw(st.booleans()):
+            break
+    assert not any("restarting" in line or "in place" in line for line in lines)
+    if story.state.phase is ServicePhase.STOPPING:
+        for node in ("a", "b"):
+            story.happens(AgentStopped(agent(node), 1))
+            hear(Phase.JOINING)
+    announced = any("restarting" in line or "healing in place" in line for line in lines)
+    assert not (announced and story.state.phase is ServicePhase.ENDED), lines
