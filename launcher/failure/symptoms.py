@@ -43,7 +43,10 @@ _CLOSED_WORDS = tuple(
     "peer connection socket closed remote pipe hung disconnect rank worker server client".split()
 )
 # Their peers are services and processes of the rank itself, not ranks.
-_CLIENTS = "/http/ /urllib /requests/ /aiohttp/ /httpx/ /httpcore/ /botocore/ /ssl.py /subprocess.py /fsspec/".split()
+_CLIENTS = (
+    "/http/ /urllib /requests/ /aiohttp/ /httpx/ /httpcore/ /botocore/ /ssl.py /subprocess.py /fsspec/ "
+    "/concurrent/futures/ /torch/utils/data/ /torch/multiprocessing/"
+).split()
 _OF_DEVICES = ("cuda", "gpu", "nvidia", "nccl", "hip error", "gloo", "c10d", "xid")
 _MEMORY = (
     "cuda out of memory",

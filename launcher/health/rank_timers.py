@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _READ = 1 << 16  # a line is at most PIPE_BUF: 4096
 _LONGEST_S = 1e9
+_LOOK_AGAIN_S, _LOOKS = 0.25, 20
 
 
 class Timer(NamedTuple):
@@ -75,6 +76,9 @@ class RankTimers:
         self._path, self._expired, self._rank_pids = path, expired, rank_pids
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}
+        self._unknown: dict[
+            tuple[int, str], asyncio.TimerHandle
+        ] = {}  # timers of processes that may be found later
         scratch.ensure(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISFIFO(os.lstat(path).st_mode):
@@ -90,6 +94,8 @@ class RankTimers:
         os.close(self._fd)
         for pid in list(self._processes):
             self._forget(pid)
+        for waiting in self._unknown.values():
+            waiting.cancel()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -101,12 +107,19 @@ class RankTimers:
             if timer is not None:
                 self._note(timer)
 
-    def _note(self, timer: Timer) -> None:
+    def _note(self, timer: Timer, looks: int = _LOOKS) -> None:
         process = self._processes.get(timer.pid)
         if process is not None and (begun := process.timers.pop(timer.scope, None)):
             begun.cancel()
-        if timer.ends_at >= 0 and (process is not None or self._found(timer.pid)):
+        if (waiting := self._unknown.pop((timer.pid, timer.scope), None)) is not None:
+            waiting.cancel()
+        if timer.ends_at < 0:
+            return
+        if process is not None or self._found(timer.pid):
             self._begin(timer)
+        elif looks:  # the pipe may be faster than the zygote's report that a rank has started
+            again = self._loop.call_later(_LOOK_AGAIN_S, self._note, timer, looks - 1)
+            self._unknown[timer.pid, timer.scope] = again
 
     def _found(self, pid: int) -> bool:
         # Their parent is the zygote. It need not be a child of this process: see `launcher.warm_pool`.

@@ -148,6 +148,7 @@ FROM = "\nDuring handling of the above exception, another exception occurred:\n\
         ("ConnectionResetError: reset", "/env/lib/urllib3/response.py", False),
         ("RuntimeError: eof (this error originated at tensorpipe/transport/uv/connection.cc:1)", TORCH, True),
         ("ConnectionRefusedError: [Errno 111] Connection refused", "train.py", False),
+        ("EOFError", "/env/lib/torch/utils/data/dataloader.py", False),  # its own worker
         ("concurrent.futures.process.BrokenProcessPool: A process in the pool was terminated", "a.py", False),
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "a.py", False),
         ("ValueError: peer closed", "train.py", False),

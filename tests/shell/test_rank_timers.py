@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.rank_timers import Timer, parse_line
+from launcher.health.rank_timers import RankTimers, Timer, parse_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,3 +103,30 @@ def test_a_pipe_that_cannot_be_made_is_named(launch: Launch, tmp_path: Path) -> 
 )
 def test_what_a_rank_says(line: bytes, timer: Timer | None) -> None:
     assert parse_line(line) == timer
+
+
+def test_a_timer_may_come_before_the_report_that_its_rank_has_started(tmp_path: Path) -> None:
+    """As with a zygote of the pool, which is no child of the agent."""
+    orphan = int(
+        subprocess.run(
+            ("sh", "-c", "sleep 600 >/dev/null & echo $!"), stdout=subprocess.PIPE, check=True
+        ).stdout
+    )
+    line = json.dumps({"pid": orphan, "scope_id": "x", "expiration_time": 1, "signal": 9}) + "\n"
+    path = tmp_path / "timers"
+
+    async def expired() -> Timer:
+        ranks, first = list[int](), asyncio.get_running_loop().create_future()
+        timers = RankTimers(str(path), first.set_result, lambda: ranks)
+        try:
+            path.write_text(line)
+            asyncio.get_running_loop().call_later(0.1, ranks.append, orphan)
+            return await asyncio.wait_for(first, 60)
+        finally:
+            timers.close()
+
+    try:
+        assert asyncio.run(expired()).pid == orphan
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)
