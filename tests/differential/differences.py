@@ -116,7 +116,7 @@ def _near(program: Program, mine: Any, theirs: Any) -> bool:
         both = a.isfinite() | b.isfinite()
         a, b = a[both], b[both]
     if program.world == 2 and not program.hook:
-        return not mine[2] and _but_for_underflow(program, a, b)
+        return mine[2] == theirs[2] and _but_for_underflow(program, a, b)
     tolerance = max(_TOLERANCE.get(mine[0][0], 1e-9), _OF_HOOK if program.hook == "fp16" else 0.0)
     return torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 

@@ -366,7 +366,10 @@ def bits(value: Any) -> Any:
     if flat.is_floating_point() and flat.isnan().any():
         flat = torch.where(flat.isnan(), torch.nan, flat)
     raw = flat.view(torch.uint8).numpy().tobytes()
-    return about, raw[:_MOST_BYTES], hashlib.md5(raw).digest() if len(raw) > _MOST_BYTES else b""
+    if len(raw) <= _MOST_BYTES:
+        return about, raw, b""
+    signless = torch.where(flat == 0, torch.zeros_like(flat), flat).view(torch.uint8).numpy().tobytes()
+    return about, raw[:_MOST_BYTES], hashlib.md5(signless).digest()
 
 
 def _of_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
