@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rendezvous.service.open_job import OpenJob
-from rendezvous.service.owner import JobOwner
+from rendezvous.service.owner import JobOwner, OpenJob
 from rendezvous.store.memory import MemoryJobStore
 from rendezvous.values.events import AgentJoined, AgentLost
 from rendezvous.values.questions import CannotAnswer

@@ -96,7 +96,7 @@ async def serve(
 async def serve_privately(job_id: str) -> PrivateService:
     """Serve on a free port of loopback, only for holders of the returned token."""
     _before_grpc()
-    from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
+    from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
     from rendezvous.service.server import Server, ServerOptions, raise_file_limit
     from rendezvous.store.open import open_store
 

@@ -13,9 +13,7 @@ from rendezvous.grpc_io import choose_engine, silence_grpc
 choose_engine()
 silence_grpc()
 
-from rendezvous.access.auth import Gate, Identity  # noqa: E402
-from rendezvous.access.refusals import Refusals  # noqa: E402
-from rendezvous.access.tokens import BadToken, Grant, granted_by  # noqa: E402
+from rendezvous.access.auth import BadToken, Gate, Grant, Identity, Refusals, granted_by  # noqa: E402
 from rendezvous.client.options import ClientOptions, current_token  # noqa: E402
 from rendezvous.control.service import Service  # noqa: E402
 from rendezvous.local_calls import calls_of  # noqa: E402
@@ -26,7 +24,7 @@ from rendezvous.web.server import Behind, Page  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from rendezvous.control.asking import Caller
+    from rendezvous.control.service import Caller
     from rendezvous.embedded import EmbeddedRendezvous
 
 _LOOPBACK = "127.0.0.1"

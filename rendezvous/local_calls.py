@@ -13,11 +13,10 @@ silence_grpc()
 import grpc  # noqa: E402
 import grpc.aio  # noqa: E402
 
-from rendezvous.access.auth import Gate  # noqa: E402
-from rendezvous.access.refusals import Refusals  # noqa: E402
+from rendezvous.access.auth import Gate, Refusals  # noqa: E402
 from rendezvous.metrics import Metrics  # noqa: E402
+from rendezvous.service.agent_stream import MESSAGE_BYTES, Counts, Limits  # noqa: E402
 from rendezvous.service.calls import Calls  # noqa: E402
-from rendezvous.service.limits import MESSAGE_BYTES, Counts, Limits  # noqa: E402
 from rendezvous.service.operations import Operations  # noqa: E402
 
 if TYPE_CHECKING:

@@ -214,7 +214,7 @@ def _certificates(settled: Mapping[str, Any]) -> Any:
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:
-    from rendezvous.service.limits import Limits
+    from rendezvous.service.agent_stream import Limits
     from rendezvous.service.server import ServerOptions
 
     return ServerOptions(
@@ -252,7 +252,7 @@ def _journals(folder: str, limit_mib: int, space_mib: int) -> Any:
 
 
 def _add_token(parser: argparse.ArgumentParser) -> None:
-    from rendezvous.access.tokens import Role
+    from rendezvous.access.auth import Role
 
     parser.add_argument(
         "--token-keys",
@@ -278,7 +278,7 @@ def _add_token(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_token(arguments: argparse.Namespace) -> int:
-    from rendezvous.access.tokens import Grant, Role, new_grant_id, read_keys, sign
+    from rendezvous.access.auth import Grant, Role, new_grant_id, read_keys, sign
 
     if not arguments.token_keys:
         raise ValueError(
@@ -313,7 +313,7 @@ def _print_secret(path: str) -> int:
 
 
 def _add_key(path: str) -> int:
-    from rendezvous.access.tokens import add_key
+    from rendezvous.access.auth import add_key
 
     try:
         key_id = add_key(path)

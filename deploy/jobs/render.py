@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from rendezvous.submit import kubernetes, slurm  # noqa: E402
-from rendezvous.submit.job_file import read  # noqa: E402
+from rendezvous.submit.job import read  # noqa: E402
 from rendezvous.submit.yaml_text import documents  # noqa: E402
 
 

@@ -26,6 +26,7 @@ from rendezvous.values.error_codes import Code, Coded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 NAME = "ddp-launch"  # in every such certificate; what is trusted is the certificate itself
 _BLOCK = re.compile(r"-----BEGIN ([A-Z ]+)-----\n.*?\n-----END \1-----\n?", re.DOTALL)
 _LONGEST = 64 * 1024
@@ -178,3 +179,42 @@ def _openssl(folder: str, *words: str) -> None:
             f"openssl could not create a key: {output[-1]}. "
             "Check the installation of openssl, or create the secret on another machine"
         ) from error
+
+
+# --- check certificate and key files, since gRPC reports only that it could not use them ------------
+
+_CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
+
+
+def file_problem(certificate: str, key: str, authority: str) -> str:
+    """Describe the problem with these files; "" if there is none. An empty path is not checked. Raises `OSError`."""
+    for path, mark, kind in (
+        (authority, _CERTIFICATE, "certificate"),
+        (certificate, _CERTIFICATE, "certificate"),
+        (key, _KEY, "private key"),
+    ):
+        if path and mark not in _read(path):
+            return f"{path} does not contain a {kind} in PEM format"
+    if certificate and key and not _key_is_of_certificate(certificate, key):
+        return (
+            f"the key in {key} cannot be used with the certificate in {certificate}. Check that they belong together, "
+            "that the key is not encrypted, and that neither file is damaged"
+        )
+    return ""
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _key_is_of_certificate(certificate: str, key: str) -> bool:
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")  # the strength of the keys is not checked here
+    try:
+        context.load_cert_chain(certificate, key, password="")  # without it, OpenSSL prompts at the terminal
+    except ssl.SSLError:
+        return False
+    return True

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.client.channel import metadata, open_channel
-from rendezvous.client.route import Route
+from rendezvous.client.channel import Route, metadata, open_channel
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.wire_names import TIME_METADATA
 

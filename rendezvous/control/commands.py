@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from argparse import ArgumentTypeError
 from enum import StrEnum
 from typing import Literal
 
 from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS
-from rendezvous.control import argument_values as values
 from rendezvous.control.top_table import COLUMNS
 from rendezvous.submit.command import add as add_submit
 from rendezvous.values.version import VERSION
@@ -127,7 +128,7 @@ def parser() -> CodedParser:
     for each in (Command.DRAIN, Command.RESUME):
         added[each].add_argument("node", help="the name of the node, as in `ddpctl status`")
     added[Command.RESIZE].add_argument(
-        "nodes", type=values.nodes, help="the number of nodes: N, or MIN:MAX for an elastic job"
+        "nodes", type=nodes, help="the number of nodes: N, or MIN:MAX for an elastic job"
     )
     for each in (Command.DRAIN, Command.RESTART, Command.RELOAD, Command.ABORT):
         added[each].add_argument(
@@ -165,30 +166,30 @@ def _add_top(command: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="print one table and exit, as without a terminal"
     )
     command.add_argument(
-        "--interval", type=values.seconds, default=1.0, metavar="TIME", help="between updates (default: 1s)"
+        "--interval", type=seconds, default=1.0, metavar="TIME", help="between updates (default: 1s)"
     )
 
 
 def _add_logs(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("-f", "--follow", action="store_true", help="print new output until the job ends")
-    add("--rank", type=values.ranks, default=(), metavar="RANKS", help="only these ranks, for example 0,4-7")
+    add("--rank", type=ranks, default=(), metavar="RANKS", help="only these ranks, for example 0,4-7")
     add(
         "--generation",
-        type=values.generation,
+        type=generation,
         default=0,
         metavar="N",
         help="only this start of the ranks (default: the latest; with --since: all)",
     )
     add(
         "--since",
-        type=values.duration,
+        type=duration,
         metavar="TIME",
         help="only what was written in this time, for example 90s, 5m or 2h",
     )
     add(
         "--tail",
-        type=values.lines,
+        type=lines,
         default=_TAIL,
         metavar="LINES",
         help=f"without --since: the last lines of each stream of each rank, or all (default: {_TAIL})",
@@ -204,7 +205,7 @@ def _add_logs(command: argparse.ArgumentParser) -> None:
 
 
 def _add_stacks(command: argparse.ArgumentParser) -> None:
-    command.add_argument("rank", type=values.rank, help="the global rank")
+    command.add_argument("rank", type=rank, help="the global rank")
     command.add_argument(
         "--native",
         action="store_true",
@@ -215,7 +216,7 @@ def _add_stacks(command: argparse.ArgumentParser) -> None:
 def _add_why(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--generation",
-        type=values.generation,
+        type=generation,
         default=0,
         metavar="N",
         help="the start of the ranks that failed",
@@ -237,14 +238,14 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
         help="a reason, shown to the ranks and in the events of the job",
     )
     command.add_argument(
-        "--wait", type=values.seconds, default=60.0, metavar="TIME", help="for the checkpoint (default: 60s)"
+        "--wait", type=seconds, default=60.0, metavar="TIME", help="for the checkpoint (default: 60s)"
     )
 
 
 def _add_reload(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--steps",
-        type=values.steps,
+        type=steps,
         default=TRIAL_STEPS,
         metavar="N",
         help="take the earlier files again if a rank fails within so many steps; 0: never "
@@ -252,7 +253,7 @@ def _add_reload(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--wait",
-        type=values.seconds,
+        type=seconds,
         default=60.0,
         metavar="TIME",
         help="for the checkpoint, and then for these steps (default: 60s)",
@@ -260,9 +261,9 @@ def _add_reload(command: argparse.ArgumentParser) -> None:
 
 
 def _add_profile(command: argparse.ArgumentParser) -> None:
-    command.add_argument("rank", type=values.rank, help="the global rank")
+    command.add_argument("rank", type=rank, help="the global rank")
     command.add_argument(
-        "--seconds", type=values.seconds, default=5.0, metavar="N", help="how long to record (default: 5)"
+        "--seconds", type=seconds, default=5.0, metavar="N", help="how long to record (default: 5)"
     )
     command.add_argument(
         "--out", default="", metavar="FILE", help="the file to write (default: JOB-rankRANK.trace.json.gz)"
@@ -298,3 +299,77 @@ def _shared() -> CodedParser:
     )
     shared.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of each call (default: 10)")
     return shared
+
+
+# --- argument values --------------------------------------------------------------------------------
+#
+# The values of ddpctl's arguments. A function raises `argparse.ArgumentTypeError`, whose text argparse shows.
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_MOST_RANKS = 1000
+_MOST_S = 400 * 86_400.0
+
+
+def duration(text: str) -> float:
+    """A duration in seconds: "90", "90s", "5m", "2h", "1d"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
+    if not found:
+        raise ArgumentTypeError(f"{text!r} is not a duration: use a number with s, m, h or d, for example 5m")
+    return min(float(found[1]) * _UNITS[found[2]], _MOST_S)
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Ranks: "0,4-7"."""
+    found: dict[int, None] = {}
+    for word in text.split(","):
+        span = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word.strip(), re.ASCII)
+        first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
+        if first > last:
+            raise ArgumentTypeError(f"{text!r} is not a list of ranks: use for example 3, or 0,4-7")
+        if last - first + len(found) >= _MOST_RANKS:
+            raise ArgumentTypeError(
+                f"{text!r} names more than {_MOST_RANKS} ranks: name fewer, or omit the option"
+            )
+        found |= dict.fromkeys(range(first, last + 1))
+    return tuple(found)
+
+
+def rank(text: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", text, re.ASCII):
+        raise ArgumentTypeError(f"{text!r} is not a rank: use a number from 0")
+    return int(text)
+
+
+def lines(text: str) -> int:
+    """A number of lines; 0 for "all"."""
+    if text == "all":
+        return 0
+    if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or not int(text):
+        raise ArgumentTypeError(f"{text!r} is not a number of lines: use a number from 1, or all")
+    return int(text)
+
+
+def steps(text: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or int(text) > 1_000_000:
+        raise ArgumentTypeError(f"{text!r} is not a number of steps: use a number from 0 to 1000000")
+    return int(text)
+
+
+def generation(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not int(text):
+        raise ArgumentTypeError(f"{text!r} is not a generation: use a number from 1, as in `ddpctl events`")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    found = duration(text)
+    if not 0 < found <= 600:
+        raise ArgumentTypeError(f"{text!r}: use a duration above 0, and at most 10m")
+    return found
+
+
+def nodes(text: str) -> tuple[int, int]:
+    few, colon, many = text.partition(":")
+    if not text.isascii() or not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
+        raise ArgumentTypeError(f"invalid number of nodes {text!r}: use N or MIN:MAX, for example 4 or 2:8")
+    return int(few), int(many or few)

@@ -82,9 +82,8 @@ def _ask(arguments: argparse.Namespace) -> int:
     import grpc
 
     from rendezvous.client.options import OptionsUnusable, client_options
-    from rendezvous.control.asking import BadArgument, NoSuchJob
     from rendezvous.control.ctl_calls import carry_out
-    from rendezvous.control.service import Service, endpoints
+    from rendezvous.control.service import BadArgument, NoSuchJob, Service, endpoints
 
     try:
         _check(arguments)
@@ -141,7 +140,7 @@ def _tls_problem(error: Any, service: Service) -> str:
     """The results of the TLS probe if every endpoint has a TLS problem, else empty."""
     import grpc
 
-    from rendezvous.client.tls_probe import probe_tls
+    from rendezvous.client.channel import probe_tls
 
     if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ""

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import re
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 import grpc
 import grpc.aio
 
-from rendezvous.control import acting, logs, reload, stacks, top, why
+from rendezvous.control import top, why
 from rendezvous.control.commands import Command, command_of
-from rendezvous.control.ctl_text import event_line, job_table, job_text, named
-from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn
-from rendezvous.control.job_json import job_dict
+from rendezvous.control.ctl_text import event_line, job_dict, job_table, job_text, named, printable_lines
+from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn, write
+from rendezvous.control.log_lines import as_dict as line_as_dict
+from rendezvous.control.log_lines import lines_of, on_terminal, prefix
+from rendezvous.control.service import BadArgument, inquire, job_named
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.error_codes import Code
+from rendezvous.values.questions import (
+    CannotAnswer,
+    Checkpointed,
+    CheckpointWanted,
+    LogPieces,
+    LogPlace,
+    LogStream,
+    LogsWanted,
+    ProfileWanted,
+    RanksSeen,
+    RanksWanted,
+    Stacks,
+    StacksWanted,
+    TracePart,
+    TraceWanted,
+)
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable, Iterator, Sequence
+    from io import BufferedWriter
 
     from rendezvous.control.commands import Order
     from rendezvous.control.service import Service
+    from rendezvous.values.questions import FromConversation, LogPiece, Wanted
 
 
 async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
@@ -40,17 +69,17 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
         case Command.TOP:
             return await top.run(service, arguments)
         case Command.LOGS:
-            return await logs.run(service, arguments)
+            return await show_logs(service, arguments)
         case Command.STACKS:
-            return await stacks.run(service, arguments)
+            return await show_stacks(service, arguments)
         case Command.WHY:
             return await why.run(service, arguments)
         case Command.CHECKPOINT:
-            return await acting.checkpoint(service, arguments)
+            return await checkpoint(service, arguments)
         case Command.PROFILE:
-            return await acting.profile(service, arguments)
+            return await profile(service, arguments)
         case Command.RELOAD:
-            return await reload.run(service, arguments)
+            return await reload_ranks(service, arguments)
         case Command.DRAIN | Command.RESUME | Command.RESIZE | Command.RESTART | Command.ABORT:
             await _give(service, command, arguments)
         case _:
@@ -114,3 +143,366 @@ def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
             return "AbortJob", pb.AbortJobRequest(job_id=job, reason=arguments.reason)
         case _:
             assert_never(order)
+
+
+# --- commands of ddpctl that make ranks do something: `checkpoint` and `profile` --------------------
+
+_MORE_S = 5.0  # than the agent waits
+_PROFILE_MORE_S = 70.0  # for the step that the rank is in, and for writing the file
+
+
+async def checkpoint(service: Service, arguments: argparse.Namespace) -> int:
+    job = await job_named(service, arguments.job)
+    wanted = CheckpointWanted(arguments.reason or "requested with ddpctl", arguments.wait)
+    answers = await inquire(service, job, wanted, wait_s=arguments.wait + _MORE_S)
+    missing = 0
+    found = []
+    for node, told in answers:
+        if isinstance(told, Checkpointed) and told.taken:
+            found.append({"node": node, **asdict(told)})
+            continue
+        missing += 1
+        late = f"not all ranks have taken the checkpoint within {arguments.wait:g} s"
+        reason = told.reason if isinstance(told, CannotAnswer) else late
+        warn(f"node {node}: {reason}", Code.NOT_POSSIBLE_NOW)
+    if is_for_programs(arguments.output):
+        show({"job_id": job, "taken": not missing, "nodes": found}, arguments.output)
+    elif not missing:
+        slowest = max((each["took_s"] for each in found), default=0.0)
+        show(f"job {job}: all ranks have taken a checkpoint, after {slowest:.1f} s", arguments.output)
+    return 1 if missing else 0
+
+
+@contextmanager
+def _unfinished(path: str) -> Iterator[BufferedWriter]:
+    """A file beside `path`, which is removed unless it is renamed."""
+    partial = f"{path}.part"
+    try:
+        with open(partial, "wb") as file:
+            yield file
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+async def profile(service: Service, arguments: argparse.Namespace) -> int:
+    job, rank = await job_named(service, arguments.job), arguments.rank
+    path = arguments.out or f"{re.sub(r'[^A-Za-z0-9._-]', '_', job)}-rank{rank}.trace.json.gz"
+    with _unfinished(path) as file:  # before the rank is asked: the folder may not be writable
+        wait_s = arguments.seconds + _PROFILE_MORE_S
+        told = await _only_answer(service, job, rank, ProfileWanted(rank, arguments.seconds), wait_s)
+        while isinstance(told, TracePart):
+            file.write(told.data)
+            if file.tell() >= told.size or not told.data:
+                file.flush()
+                os.replace(file.name, path)
+                break
+            told = await _only_answer(service, job, rank, TraceWanted(rank, told.name, file.tell()), _MORE_S)
+    if not isinstance(told, TracePart):
+        other = "the agent gave an answer to another question"
+        warn(told.reason if isinstance(told, CannotAnswer) else other, Code.NOT_POSSIBLE_NOW)
+        return 1
+    if is_for_programs(arguments.output):
+        show(
+            {"job_id": job, "rank": rank, "file": path, "bytes": told.size, "steps": told.steps},
+            arguments.output,
+        )
+    else:
+        size = f"{told.steps} steps, {told.size / 1e6:.1f} MB"
+        show(f"rank {rank}: {path} ({size}); open it at https://ui.perfetto.dev", arguments.output)
+    return 0
+
+
+async def _only_answer(
+    service: Service, job: str, rank: int, wanted: Wanted, wait_s: float
+) -> FromConversation:
+    ((_, told),) = await inquire(service, job, wanted, ranks=[rank], wait_s=wait_s)
+    return told
+
+
+# --- `ddpctl logs`: the output of the ranks, read by the agents from their own disks ----------------
+#
+# Each answer is bounded and names the places up to which it has read. The next question continues there, so nothing is
+# lost or shown twice if the connection breaks, or if another replica takes over the job.
+#
+# With `-f`, each agent waits until there is more. In a job of many nodes, all are asked at intervals instead.
+
+_WAIT_S = 10.0  # of an agent, for more output
+_NODES_THAT_WAIT = 16
+_EVERY_S = 1.0
+_AGAIN_S, _LOST_S = 0.5, 60.0  # after a failed call; until the command gives up
+
+
+async def show_logs(service: Service, arguments: argparse.Namespace) -> int:
+    job = await job_named(service, arguments.job)
+    reader = _Reader(service, job, arguments)
+    try:
+        await reader.read_all()
+        if arguments.follow:
+            await reader.follow()
+    finally:
+        reader.save()
+    return reader.code
+
+
+class _Reader:
+    def __init__(self, service: Service, job: str, arguments: argparse.Namespace) -> None:
+        self._service, self._job, self._arguments = service, job, arguments
+        self._ranks: Sequence[int] = arguments.rank
+        self._is_terminal = sys.stdout.isatty()
+        self._color = self._is_terminal and not os.environ.get("NO_COLOR")
+        self._places = _read_cursor(arguments.cursor_file, job) if arguments.cursor_file else {}
+        self._silent: dict[str, str] = {}  # by node: why it does not answer
+        self._ended: set[str] = set()
+        self._has_begun = False
+        self.code = 0
+
+    def _wanted(self, wait_s: float = 0.0) -> LogsWanted:
+        places = tuple(LogPlace(g, r, LogStream(s), at) for (g, r, s), at in self._places.items())
+        first = LogsWanted(tuple(self._ranks), self._arguments.generation, wait_s=wait_s)
+        if places or self._has_begun:  # what comes after the first look is all new
+            return replace(first, places=places)
+        return replace(first, since_s=self._arguments.since, tail=self._arguments.tail)
+
+    async def _ask(self, wanted: LogsWanted, nodes: Sequence[str] = ()) -> list[tuple[str, FromConversation]]:
+        ranks = self._ranks if not nodes else ()
+        return await inquire(
+            self._service, self._job, wanted, nodes=nodes, ranks=ranks, wait_s=5.0 + wanted.wait_s
+        )
+
+    async def read_all(self) -> None:
+        """What there is now. A long output needs several questions; places of later ones include all streams."""
+        while self._take(await self._ask(self._wanted())):
+            pass
+        self._has_begun = True
+        if self._silent and not self._places:
+            self.code = 1
+
+    async def follow(self) -> None:
+        """Until the job ends. After a failed call, try again for a while, from the same places."""
+        loop = asyncio.get_running_loop()
+        failed_since: float | None = None
+        while True:
+            try:
+                nodes = await self._nodes()
+                if nodes is None:
+                    return
+                if len(nodes) <= _NODES_THAT_WAIT:
+                    await self._wait_on(nodes)
+                else:
+                    self._take(await self._ask(self._wanted()))
+                    await asyncio.sleep(_EVERY_S)
+                failed_since = None
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    await asyncio.sleep(_AGAIN_S)
+                    continue  # it has ended, or has no ranks yet: the next look at its nodes tells
+                failed_since = failed_since or loop.time()
+                passing = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+                if not passing or loop.time() - failed_since > _LOST_S:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _nodes(self) -> list[str] | None:
+        """The nodes that may have output; None if the job has ended."""
+        job = (await self._service.call("GetJob", pb.GetJobRequest(job_id=self._job))).job
+        if job.summary.phase == pb.PHASE_ENDED:
+            return None
+        placed = [node for node in job.nodes if node.HasField("node_rank") and node.present]
+        mine = [
+            node.node
+            for node in placed
+            if not self._ranks
+            or any(node.rank_offset <= rank < node.rank_offset + node.nproc for rank in self._ranks)
+        ]
+        left = [node for node in mine if node not in self._ended]
+        if not left:
+            await asyncio.sleep(_AGAIN_S)
+        return left
+
+    async def _wait_on(self, nodes: Sequence[str]) -> None:
+        """Ask each node until the nodes may have changed."""
+
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _WAIT_S
+
+        async def one(node: str) -> None:
+            while node not in self._ended and (left_s := until - loop.time()) > 0:
+                self._take(await self._ask(self._wanted(left_s), [node]))
+                if node in self._silent:
+                    await asyncio.sleep(_AGAIN_S)
+
+        tasks = [asyncio.create_task(one(node)) for node in nodes]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take(self, answers: Iterable[tuple[str, FromConversation]]) -> bool:
+        """Print, and note the places. Return whether there is more at once."""
+        pieces: list[tuple[str, LogPiece]] = []
+        more = False
+        for node, told in answers:
+            if isinstance(told, CannotAnswer):
+                if self._silent.get(node) != told.reason:
+                    warn(f"node {node}: {told.reason}")
+                self._silent[node] = told.reason
+                continue
+            assert isinstance(told, LogPieces)
+            self._silent.pop(node, None)
+            more = more or told.more
+            if told.ended:
+                self._ended.add(node)
+            pieces += [(node, piece) for piece in told.pieces]
+            self._places |= {(p.generation, p.rank, str(p.stream)): p.offset for p in told.places}
+        self._print(pieces)
+        return more
+
+    def _print(self, pieces: list[tuple[str, LogPiece]]) -> None:
+        output, wanted = self._arguments.output, self._arguments.stream
+        found = [line for line in lines_of(pieces) if wanted in ("", str(line.stream))]
+        if is_for_programs(output):
+            for line in found:
+                show(line_as_dict(line), output, compact=True)
+            return
+        rows = []
+        for line in found:
+            text = on_terminal(line.text, color=self._color) if self._is_terminal else line.text
+            rows.append(text if self._arguments.no_prefix else prefix(line) + text)
+        if rows:
+            write("\n".join(rows) + "\n")
+
+    def save(self) -> None:
+        path = self._arguments.cursor_file
+        if path:
+            places = [[g, r, s, at] for (g, r, s), at in sorted(self._places.items())]
+            part = f"{path}.part"
+            with open(part, "w", encoding="utf-8") as file:
+                json.dump({"version": 1, "job": self._job, "places": places}, file)
+            os.replace(part, path)
+
+
+def _read_cursor(path: str, job: str) -> dict[tuple[int, int, str], int]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return {}
+    with suppress(ValueError, KeyError, TypeError):
+        found: Any = json.loads(text)
+        if found["version"] == 1:
+            if found["job"] != job:
+                raise BadArgument(
+                    f"{path} is the cursor of job {found['job']}, not of {job}: use another file"
+                )
+            return {(int(g), int(r), str(LogStream(s))): int(at) for g, r, s, at in found["places"]}
+    raise BadArgument(f"{path} is not a cursor file of `ddpctl logs`: use another name, or remove it")
+
+
+# --- reload -----------------------------------------------------------------------------------------
+#
+# `ddpctl reload`: order a reload, and tell whether the edited script has made its first steps or was rolled back.
+
+_BEFORE_S = 45.0  # besides the wait for the checkpoint: for compiling on all nodes
+_LOOK_AGAIN_S = 0.2
+_NO_CHECKPOINT = "they go on from their last commit or file (no rank asks for checkpoint requests)"
+
+
+async def reload_ranks(service: Service, arguments: argparse.Namespace) -> int:
+    name = await job_named(service, arguments.job)
+    request = pb.ReloadJobRequest(
+        job_id=name, reason=arguments.reason, steps=arguments.steps, wait_s=arguments.wait
+    )
+    response = await service.call("ReloadJob", request, longer_s=arguments.wait + _BEFORE_S)
+    is_text = not is_for_programs(arguments.output)
+    if is_text:
+        show(_ordered_text(name, response), arguments.output)
+    if not response.kept and arguments.steps:
+        warn("not all agents have the files from before, so there is no rollback if the edited script fails")
+    job, steps = await _followed(service, name, response.job, arguments.wait)
+    failed = job.summary.rollbacks > response.job.rollbacks
+    ended = job.summary.phase == pb.PHASE_ENDED and not job.summary.succeeded
+    if is_text:
+        show(_outcome_text(job, steps, failed), arguments.output)
+    else:
+        found = {"job_id": name, "changed": list(response.changed), "checkpoint": response.checkpoint}
+        reason = _rollback_reason(job) if failed else job.summary.reason
+        show(found | {"rolled_back": failed, "steps": steps, "reason": reason}, arguments.output)
+    return 1 if failed or ended else 0
+
+
+def _ordered_text(name: str, response: Any) -> str:
+    changed = ", ".join(response.changed) or "no file"
+    state = "all ranks have taken a checkpoint" if response.checkpoint else _NO_CHECKPOINT
+    return f"job {name}: changed: {changed}; {state}; restarting with the edited script"
+
+
+async def _followed(service: Service, name: str, at_order: Any, wait_s: float) -> tuple[Any, int | None]:
+    """The job when the reload has succeeded or failed, or the time is over; and the step of the last rank."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + wait_s
+    while True:
+        job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
+        now = job.summary
+        is_running = now.phase == pb.PHASE_RUNNING and now.generation > at_order.generation
+        over = (
+            now.phase == pb.PHASE_ENDED
+            or now.rollbacks > at_order.rollbacks
+            or now.reloads > at_order.reloads
+        )
+        steps = await _steps(service, name, now.generation) if is_running and not over else None
+        if over or (steps is not None and steps >= max(1, now.trial_until)) or loop.time() >= give_up_at:
+            return job, steps
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def _steps(service: Service, name: str, generation: int) -> int | None:
+    """The lowest step of all ranks of this generation; None if some are not known."""
+    told = [each for _node, each in await inquire(service, name, RanksWanted())]
+    if not all(isinstance(each, RanksSeen) and each.generation == generation for each in told):
+        return None
+    ranks = [rank for each in told if isinstance(each, RanksSeen) for rank in each.ranks]
+    return min((rank.step for rank in ranks), default=None) if all(rank.known for rank in ranks) else None
+
+
+def _outcome_text(job: Any, steps: int | None, failed: bool) -> str:
+    now, name = job.summary, job.summary.job_id
+    if failed:
+        return f"job {name}: rolled back: {_rollback_reason(job)}"
+    if now.phase == pb.PHASE_ENDED:
+        return f"job {name} has ended: {now.reason}"
+    if steps is not None and steps >= max(1, now.trial_until):
+        return f"job {name}: the edited script runs in generation {now.generation}, and has finished step {steps}"
+    so_far = "no step" if not steps else f"step {steps}"
+    return (
+        f"job {name}: the edited script has finished {so_far} so far (--wait); if it fails before step "
+        f"{now.trial_until}, the earlier files are taken again: `ddpctl why {name}`"
+    )
+
+
+def _rollback_reason(job: Any) -> str:
+    undone = [each.reason for each in job.decisions if each.sources == pb.SOURCE_CHANGE_ROLLBACK]
+    return str(undone[-1]) if undone else "see `ddpctl events`"
+
+
+# --- `ddpctl stacks`: the stacks of one rank, as they are now ---------------------------------------
+
+_STACKS_WAIT_S, _NATIVE_WAIT_S = 8.0, 60.0  # gdb reads the symbols of torch
+
+
+async def show_stacks(service: Service, arguments: argparse.Namespace) -> int:
+    job, rank = await job_named(service, arguments.job), arguments.rank
+    wait_s = _NATIVE_WAIT_S if arguments.native else _STACKS_WAIT_S
+    wanted = StacksWanted(rank, arguments.native)
+    ((node, told),) = await inquire(service, job, wanted, ranks=[rank], wait_s=wait_s)
+    if isinstance(told, CannotAnswer):
+        warn(f"node {node}: {told.reason}", Code.NOT_POSSIBLE_NOW)
+        return 1
+    assert isinstance(told, Stacks)
+    if is_for_programs(arguments.output):
+        show({"job_id": job, "rank": rank, "node": node, "text": told.text}, arguments.output)
+    else:
+        show(f"rank {rank} on {printable_lines(node)}\n\n{printable_lines(told.text)}", arguments.output)
+    return 0

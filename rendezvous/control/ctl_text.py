@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.codec import decode
+from rendezvous.control.formats import as_dict
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.values.outcome_codes import code_of_cause
+from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
-from rendezvous.values.types import Cause, Decision, DecisionKind, SourceChange
+from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome, SourceChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -165,3 +166,19 @@ def _printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same for a text of several lines, which may contain tabs."""
     return "\n".join(_printable(line.expandtabs()) for line in text.split("\n"))
+
+
+# --- a job as JSON or YAML: the message of the service, with the error codes of its failures --------
+
+
+def job_dict(job: Any) -> dict[str, Any]:
+    found = as_dict(job)
+    for shown, failure in zip(found.get("failures", ()), job.failures, strict=True):
+        shown["cause"] = cause_dict(failure.cause)
+    if job.HasField("outcome"):
+        found["outcome"]["code"] = code_of_outcome(decode(Outcome, job.outcome))
+    return found
+
+
+def cause_dict(cause: Any) -> dict[str, Any]:
+    return {**as_dict(cause), "code": code_of_cause(decode(Cause, cause))}

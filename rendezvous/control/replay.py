@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn
-from rendezvous.replay.changes import BadChange, parse
 from rendezvous.replay.journal_file import JournalFile, JournalUnreadable
-from rendezvous.replay.player import play
+from rendezvous.replay.player import answers, event_words, play
 from rendezvous.replay.records import RecordUnreadable, records
-from rendezvous.replay.step_text import answers, event_words
+from rendezvous.replay.what_if import BadChange, parse
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from rendezvous.replay.player import Step
+    from rendezvous.replay.player import Line, Step
     from rendezvous.replay.records import Machine, Record
-    from rendezvous.replay.step_text import Line
     from rendezvous.replay.what_if import Choice, Parting
 
 MACHINES = (
@@ -50,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _machine(file: JournalFile) -> Machine:
     name = file.header.machine
     if name == "service":
-        from rendezvous.replay.service_machine import machine
+        from rendezvous.replay.what_if import machine
 
         return machine()
     for point in entry_points(group=MACHINES, name=name):

@@ -20,11 +20,20 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.control.asking import inquire, job_named
 from rendezvous.control.ctl_text import phase_of, printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn, write
-from rendezvous.control.top_screen import View, keys_in, pressed, screen
-from rendezvous.control.top_table import Head, Sorting, rows_of, summary, table
+from rendezvous.control.service import inquire, job_named
+from rendezvous.control.top_table import (
+    Head,
+    Sorting,
+    View,
+    keys_in,
+    pressed,
+    rows_of,
+    screen,
+    summary,
+    table,
+)
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.questions import CannotAnswer, RanksSeen, RanksWanted
 

@@ -12,12 +12,10 @@ import grpc
 import grpc.aio
 
 from rendezvous.codec import decode
-from rendezvous.control.asking import BadArgument, NoSuchJob, job_named
-from rendezvous.control.ctl_text import printable_lines
+from rendezvous.control.ctl_text import cause_dict, printable_lines
 from rendezvous.control.formats import as_dict, is_for_programs, show
-from rendezvous.control.job_json import cause_dict
-from rendezvous.control.why_file import NotAStory, story_in
-from rendezvous.control.why_text import Event, Story, slowest, story_text, with_journal
+from rendezvous.control.service import BadArgument, NoSuchJob, job_named
+from rendezvous.control.why_text import Event, NotAStory, Story, slowest, story_in, story_text, with_journal
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import RestartTimes
@@ -26,8 +24,7 @@ from rendezvous.values.types import Cause, Decision, DecisionKind
 if TYPE_CHECKING:
     import argparse
 
-    from rendezvous.control.asking import Caller
-    from rendezvous.control.service import Service
+    from rendezvous.control.service import Caller, Service
 
 _NO_FAILURE = (DecisionKind.FINISH, DecisionKind.GROW)
 

@@ -12,12 +12,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from rendezvous.access.auth import Denied, peer_name
-from rendezvous.access.refusals import Reason
+from rendezvous.access.auth import Denied, Reason, peer_name
 from rendezvous.codec import BadMessage
-from rendezvous.service.agent_stream import StreamAborted
+from rendezvous.service.agent_stream import LimitReached, StreamAborted
 from rendezvous.service.jobs import OwnedByOther
-from rendezvous.service.limits import LimitReached
 from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
 from rendezvous.values.version import VERSION, VERSION_METADATA, version_in, with_releases
@@ -26,10 +24,9 @@ from rendezvous.values.wire_names import OWNER_METADATA
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from rendezvous.access.auth import Gate, Identity, Right
-    from rendezvous.access.refusals import Refusals
+    from rendezvous.access.auth import Gate, Identity, Refusals, Right
     from rendezvous.metrics import Metrics
-    from rendezvous.service.limits import Counts
+    from rendezvous.service.agent_stream import Counts
 
 _log = logging.getLogger("rendezvous")
 _CALL_S = 60.0  # timeout of a call, besides the wait that it asks for

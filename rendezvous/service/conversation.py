@@ -15,19 +15,17 @@ import grpc.aio
 
 from rendezvous.access.auth import Right
 from rendezvous.codec import BadMessage, question_message, read_answer
-from rendezvous.service.agent_stream import StreamAborted
+from rendezvous.service.agent_stream import Allowance, Counts, StreamAborted
 from rendezvous.service.calls import NotFound, count_open
-from rendezvous.service.limits import Allowance, Counts
 from rendezvous.values.questions import CannotAnswer, Present, Remark, RestartTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.access.auth import Gate, Identity
+    from rendezvous.service.agent_stream import Limits
     from rendezvous.service.calls import Calls
-    from rendezvous.service.job import Job
-    from rendezvous.service.jobs import Jobs
-    from rendezvous.service.limits import Limits
+    from rendezvous.service.jobs import Job, Jobs
     from rendezvous.values.questions import Told, Wanted
     from rendezvous.values.types import AgentId
 

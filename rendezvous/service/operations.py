@@ -10,29 +10,49 @@ import grpc
 
 from rendezvous.access.auth import Right
 from rendezvous.access.secret import NAME
-from rendezvous.codec import BadMessage, encode, wanted_in
+from rendezvous.codec import BadMessage, answer_message, encode, told_in, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
+from rendezvous.rounds.reloading import MOST_STEPS
 from rendezvous.rounds.view import summary_of, view_of
+from rendezvous.service.agent_stream import Counts, LimitReached, Limits
 from rendezvous.service.calls import NotFound, NotNow, count_open
-from rendezvous.service.inquiry import asked_by, inquire
+from rendezvous.service.conversation import ask
 from rendezvous.service.jobs import OwnedByOther
-from rendezvous.service.limits import Counts, LimitReached, Limits
-from rendezvous.service.reload_order import prepared
-from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
-from rendezvous.values.questions import ACTS
+from rendezvous.values.events import (
+    JobAborted,
+    JobResized,
+    NodeDrained,
+    NodeResumed,
+    ReloadOrdered,
+    RestartOrdered,
+)
+from rendezvous.values.questions import (
+    ACTS,
+    MOST_WAIT_S,
+    CannotAnswer,
+    Checkpointed,
+    CheckpointWanted,
+    ProfileWanted,
+    Remark,
+    SourcesSeen,
+    SourcesWanted,
+)
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
     from rendezvous.access.auth import Gate, Identity
     from rendezvous.rounds.journal import Note
     from rendezvous.service.calls import Calls
-    from rendezvous.service.job import Job
-    from rendezvous.service.jobs import Jobs
-    from rendezvous.service.open_job import Watcher
+    from rendezvous.service.jobs import Job, Jobs
+    from rendezvous.service.owner import Watcher
     from rendezvous.values.events import Event
+    from rendezvous.values.questions import FromConversation, Wanted
+    from rendezvous.values.state import JobState
+    from rendezvous.values.types import AgentId
+
 
 _REASON_CHARS = 500
 _HOLDERS = {f"certificate {NAME}": "a holder of the job secret"}  # its certificate names nobody
@@ -203,3 +223,147 @@ def reason_text(words: str, who: str) -> str:
 
 def _shown(who: str) -> str:
     return _HOLDERS.get(who, who)
+
+
+# --- inquiry ----------------------------------------------------------------------------------------
+#
+# A question of a person to the agents of a job: who is asked, and their answers in one bounded message.
+
+_DEFAULT_WAIT_S = 5.0
+_MOST_BYTES = 3_500_000  # a client must accept 4 MiB
+_NAMED = 1000  # nodes and ranks in one request
+
+
+async def inquire(job: Job, request: Any, wanted: Wanted) -> Any:
+    if len(request.nodes) > _NAMED or len(request.ranks) > _NAMED:
+        raise BadMessage(f"too many nodes or ranks: name at most {_NAMED}, or none to ask all nodes")
+    wait_s = min(request.wait_s, MOST_WAIT_S) if request.wait_s > 0 else _DEFAULT_WAIT_S
+    if job.state.outcome is not None and not job.conversations:
+        raise NotNow(f"job {job.job_id!r} has ended, so no agent answers: {outcome_text(job.state.outcome)}")
+    agents = asked(job.job_id, job.state, request.nodes, request.ranks)
+    told = await asyncio.gather(*(ask(job, agent, wanted, wait_s) for agent in agents))
+    response, size = pb.AskResponse(), 0
+    for agent, each in zip(agents, told, strict=True):
+        answer = pb.NodeAnswer(node=agent.node, answer=answer_message(0, each))
+        size += answer.ByteSize()
+        if size > _MOST_BYTES:
+            response.left_out += 1
+        else:
+            response.answers.append(answer)
+    return response
+
+
+def asked(job_id: str, state: JobState, nodes: Sequence[str], ranks: Sequence[int]) -> list[AgentId]:
+    """The agents to ask, by node rank: those that are named, or that run the named ranks, or all of the world."""
+    world = state.world
+    if world is None:
+        raise NotNow(f"job {job_id!r} has no ranks yet: it still waits for its nodes")
+    placed = {place.agent.node for place in world.placements}
+    if away := [node for node in nodes if node not in placed]:
+        has = "stands by and runs no ranks" if away[0] in state.members else "is not in the job"
+        raise NotFound(f"node {away[0]!r} {has}: `ddpctl status {job_id}` shows the nodes")
+    if wrong := [rank for rank in ranks if not 0 <= rank < world.size]:
+        raise NotFound(f"job {job_id!r} has no rank {wrong[0]}: its ranks are 0 to {world.size - 1}")
+    everyone = not nodes and not ranks
+    return [
+        place.agent
+        for place in world.placements
+        if everyone
+        or place.agent.node in nodes
+        or any(place.rank_offset <= rank < place.rank_offset + place.facts.nproc for rank in ranks)
+    ]
+
+
+def asked_by(name: str, wanted: Wanted, generation: int) -> Remark | None:
+    """For the journal: who did more than look."""
+    match wanted:
+        case CheckpointWanted(reason):
+            return Remark(
+                generation, "checkpoint", f"{name} asks for a checkpoint: {reason or 'no reason given'}"
+            )
+        case ProfileWanted(rank, seconds):
+            return Remark(generation, "profile", f"{name} profiles rank {rank} for {seconds:g} s")
+        case _:
+            return None
+
+
+# --- reload order -----------------------------------------------------------------------------------
+#
+# What comes before a reload is ordered: the files are compiled on all nodes, and the ranks take a checkpoint.
+#
+# If anything of this fails, the call is refused, and no rank is stopped. The decision itself is that of the round
+# machine (rendezvous/rounds/reloading.py).
+
+_COMPILED_WITHIN_S = 20.0
+_MORE_S = 5.0  # than the agent waits for the checkpoint
+_LONGEST_WAIT_S = 500.0
+_NOTHING = "nothing was stopped"
+_NOT_RUNNING = {
+    Phase.FORMING: "waits for nodes",
+    Phase.SEALED: "is just starting its ranks",
+    Phase.STOPPING: "is just stopping its ranks, to restart or to end",
+}
+
+
+async def prepared(job: Job, request: Any, name: str, why: str) -> tuple[Any, ReloadOrdered]:
+    """The answer without the job, and the order. `name`: who asks. Raises `NotNow`, with all reasons against it."""
+    if not 0 <= request.steps <= MOST_STEPS or not 0 <= request.wait_s <= _LONGEST_WAIT_S:
+        raise BadMessage(
+            f"invalid reload: use 0 to {MOST_STEPS:,} steps, and a wait of at most {_LONGEST_WAIT_S:g} s"
+        )
+    _check_phase(job)
+    reason = f"{name} reloads the script{f': {why}' if why else ''}"
+    seen = await _sources(job)
+    has_checkpoint = all(each.watches for each in seen)
+    if has_checkpoint:
+        await _take_checkpoint(job, reason, request.wait_s)
+    _check_phase(job)
+    kept = all(each.keeps for each in seen)
+    response = pb.ReloadJobResponse(checkpoint=has_checkpoint, kept=kept, changed=seen[0].changed)
+    return response, ReloadOrdered(reason, request.steps if kept else 0)
+
+
+def _check_phase(job: Job) -> None:
+    phase = job.state.phase
+    if phase is not Phase.RUNNING and phase is not Phase.ENDED:  # the order itself says how the job has ended
+        raise NotNow(f"job {job.job_id!r} {_NOT_RUNNING[phase]}. Try again when its ranks run")
+
+
+async def _sources(job: Job) -> list[SourcesSeen]:
+    told = await _ask_all(job, SourcesWanted(), _COMPILED_WITHIN_S)
+    seen: list[SourcesSeen] = []
+    problems: list[str] = []
+    for node, each in told:
+        if isinstance(each, SourcesSeen) and not each.problem:
+            seen.append(each)
+        elif isinstance(each, SourcesSeen):
+            problems.append(f"node {node}: {each.problem}")
+        else:
+            problems.append(f"node {node}: {_why(each)}")
+    if problems:
+        raise NotNow(f"the script cannot be reloaded, so {_NOTHING}: {'; '.join(problems[:8])}")
+    if other := [
+        node for node, each in told if isinstance(each, SourcesSeen) and each.checksum != seen[0].checksum
+    ]:
+        raise NotNow(
+            f"the files of the script on node {other[0]} differ from those on node {told[0][0]}, so {_NOTHING}. Copy "
+            "the same files to all nodes first"
+        )
+    return seen
+
+
+async def _take_checkpoint(job: Job, reason: str, wait_s: float) -> None:
+    late = f"not all ranks have taken a checkpoint within {wait_s:g} s (--wait)"
+    for node, each in await _ask_all(job, CheckpointWanted(reason, wait_s), wait_s + _MORE_S):
+        if not (isinstance(each, Checkpointed) and each.taken):
+            why = late if isinstance(each, Checkpointed) else _why(each)
+            raise NotNow(f"node {node}: {why}; {_NOTHING}")
+
+
+async def _ask_all(job: Job, wanted: Wanted, wait_s: float) -> list[tuple[str, FromConversation]]:
+    response = await inquire(job, pb.AskRequest(job_id=job.job_id, wait_s=wait_s), wanted)
+    return [(each.node, told_in(each.answer)) for each in response.answers]
+
+
+def _why(told: FromConversation) -> str:
+    return told.reason if isinstance(told, CannotAnswer) else "its agent gave an answer to another question"

@@ -13,27 +13,27 @@ import logging
 import os
 import resource
 import socket
+import time
 from dataclasses import field
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from rendezvous.access.auth import Certificates, Gate, secret_credentials, server_credentials
-from rendezvous.access.refusals import Refusals
+from rendezvous.access.auth import Certificates, Gate, Refusals, secret_credentials, server_credentials
 from rendezvous.diagnosing import goodput
 from rendezvous.metrics import Metrics
-from rendezvous.service.agents import Agents
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.service.agent_stream import MESSAGE_BYTES, Counts, LimitReached, Limits
+from rendezvous.service.agents import Agents, Scratchpad
 from rendezvous.service.calls import Calls
-from rendezvous.service.health import Health
 from rendezvous.service.jobs import Jobs
-from rendezvous.service.limits import MESSAGE_BYTES, Counts, Limits
 from rendezvous.service.operations import Operations
-from rendezvous.service.reflection import NAMES as REFLECTION
-from rendezvous.service.reflection import Reflection
-from rendezvous.service.scratchpad import Scratchpad
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.wire_names import TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from rendezvous.access.secret import Secret
     from rendezvous.replay.journal import Journals
     from rendezvous.store.protocol import Store
+
 
 _log = logging.getLogger("rendezvous")
 
@@ -120,7 +121,7 @@ class Server:
         }
         if options.reflection:
             described = Reflection(tuple(self._services))
-            self._services |= dict.fromkeys(REFLECTION, described)
+            self._services |= dict.fromkeys(NAMES, described)
         self._server: grpc.aio.Server | None = None
         self._maintenance: asyncio.Task[None] | None = None
         self._declare_gauges()
@@ -279,3 +280,188 @@ def raise_file_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+# --- health -----------------------------------------------------------------------------------------
+#
+# grpc.health.v1.Health, without generated code: a request contains a service name, the answer a status number.
+#
+# So it cannot conflict with another copy of that schema in the same process.
+
+SERVING = b"\x08\x01"
+NOT_SERVING = b"\x08\x02"
+_UNKNOWN_SERVICE = b"\x08\x03"
+LIVE = "live"  # for liveness probes: a service that is temporarily unable to serve must not be killed for it
+_WATCHES = 64
+
+
+class Health:
+    """Health answers. They need no token, since probes send none. They contain only the status of the service."""
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services = ("", *services)
+        self._serving = False
+        self._changed = asyncio.Event()
+        self._watches = 0
+
+    @property
+    def serving(self) -> bool:
+        return self._serving
+
+    def set(self, serving: bool) -> None:
+        self._serving = serving
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def methods(self, calls: Calls) -> dict[str, Any]:
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+
+    def answer(self, service: str) -> bytes:
+        if service == LIVE:
+            return SERVING
+        if service not in self._services:
+            return _UNKNOWN_SERVICE
+        return SERVING if self._serving else NOT_SERVING
+
+    async def _check(self, data: bytes, context: Any) -> bytes:
+        status = self.answer(_service(data))
+        if status == _UNKNOWN_SERVICE:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service name")
+        await context.send_initial_metadata(((TIME_METADATA, f"{time.time():.6f}"),))
+        return status
+
+    async def _watch(self, data: bytes, context: Any) -> None:
+        if self._watches >= _WATCHES:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_WATCHES} health watches are open, which is the limit: close some, or use Check",
+            )
+        service, sent = _service(data), b""
+        self._watches += 1
+        try:
+            while True:
+                changed = self._changed
+                if (status := self.answer(service)) != sent:
+                    sent = status
+                    await context.write(status)
+                await changed.wait()
+        finally:
+            self._watches -= 1
+
+
+def _service(data: bytes) -> str:
+    """Decode field 1, a short string: tag, length, text."""
+    if len(data) < 2 or data[0] != 0x0A or data[1] != len(data) - 2:
+        return "" if not data else "?"
+    return data[2:].decode("utf-8", "replace")
+
+
+# --- grpc.reflection: describes the services and their messages to tools such as grpcurl ------------
+#
+# The schema of reflection itself is built here, in a descriptor pool of its own. So it cannot conflict with another
+# copy in the same process, and needs no further package. `v1` and `v1alpha` are the same on the wire.
+
+NAMES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+_AT_ONCE = 16
+_PACKAGE = "ddp.reflection"
+_INT, _STRING, _BYTES, _MESSAGE = 5, 9, 12, 11  # FieldDescriptorProto.Type
+_NOT_FOUND, _UNIMPLEMENTED = 5, 12
+
+# message -> (field, number, type, "*" repeated, "?" one of several, or the name of its message)
+_SCHEMA: dict[str, tuple[tuple[str, int, int, str], ...]] = {
+    "Request": (
+        ("host", 1, _STRING, ""),
+        ("file_by_filename", 3, _STRING, "?"),
+        ("file_containing_symbol", 4, _STRING, "?"),
+        ("list_services", 7, _STRING, "?"),
+    ),
+    "Response": (
+        ("valid_host", 1, _STRING, ""),
+        ("original_request", 2, _MESSAGE, "Request"),
+        ("file_descriptor_response", 4, _MESSAGE, "Files"),
+        ("list_services_response", 6, _MESSAGE, "Services"),
+        ("error_response", 7, _MESSAGE, "Error"),
+    ),
+    "Files": (("file_descriptor_proto", 1, _BYTES, "*"),),
+    "Services": (("service", 1, _MESSAGE, "*Service"),),
+    "Service": (("name", 1, _STRING, ""),),
+    "Error": (("error_code", 1, _INT, ""), ("error_message", 2, _STRING, "")),
+}
+
+
+class Reflection:
+    """Needs no token: the schema is public, and the service offers reflection only with `--reflection`."""
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services = (*services, *NAMES)
+        self._streams = 0
+
+    def methods(self, calls: Calls) -> dict[str, Any]:
+        return {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(calls.guard(self._serve))}
+
+    async def _serve(self, _: Any, context: Any) -> None:
+        if self._streams >= _AT_ONCE:
+            raise LimitReached("too many reflection streams are open; try again later")
+        self._streams += 1
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                await context.write(self.answer(data))
+        finally:
+            self._streams -= 1
+
+    def answer(self, data: bytes) -> bytes:
+        kinds = _kinds()
+        request = kinds["Request"].FromString(data)
+        response = kinds["Response"](valid_host=request.host, original_request=request)
+        match request.WhichOneof("asked"):
+            case "list_services":
+                response.list_services_response.service.extend(
+                    kinds["Service"](name=name) for name in self._services
+                )
+            case "file_by_filename" if request.file_by_filename == pb.DESCRIPTOR.name:
+                response.file_descriptor_response.file_descriptor_proto.append(pb.DESCRIPTOR.serialized_pb)
+            case "file_containing_symbol" if _is_ours(request.file_containing_symbol):
+                response.file_descriptor_response.file_descriptor_proto.append(pb.DESCRIPTOR.serialized_pb)
+            case None:
+                response.error_response.error_code = _UNIMPLEMENTED
+                response.error_response.error_message = "extensions are not supported"
+            case _:
+                response.error_response.error_code = _NOT_FOUND
+                response.error_response.error_message = "unknown symbol or file"
+        answer: bytes = response.SerializeToString()
+        return answer
+
+
+def _is_ours(symbol: str) -> bool:
+    """Whether it is a message, an enum or a service of ours, or a part of one, such as a method."""
+    for name in (symbol, symbol.rpartition(".")[0]):
+        try:
+            return bool(descriptor_pool.Default().FindFileContainingSymbol(name).name == pb.DESCRIPTOR.name)
+        except KeyError:
+            continue
+    return False
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="ddp_reflection.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        if any(how == "?" for *_, how in fields):
+            message.oneof_decl.add(name="asked")
+        for field_name, number, kind, how in fields:
+            field = message.field.add(name=field_name, number=number, type=kind)
+            field.label = field.LABEL_REPEATED if how.startswith("*") else field.LABEL_OPTIONAL
+            if how == "?":
+                field.oneof_index = 0
+            if kind == _MESSAGE:
+                field.type_name = f".{_PACKAGE}.{how.lstrip('*')}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in _SCHEMA
+    }

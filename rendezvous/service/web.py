@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.access.refusals import Reason
+    from rendezvous.access.auth import Reason
 
 _REQUEST_S = 5.0
 _REQUEST_BYTES = 8192
@@ -88,7 +88,7 @@ class Web:
 
     def _note_grpc(self, peer: str) -> None:
         if self._refused is not None:
-            from rendezvous.access.refusals import Reason
+            from rendezvous.access.auth import Reason
 
             self._refused(
                 Reason.HTTP_PORT, peer, "the client sent gRPC to the port of --http; use the port of --listen"

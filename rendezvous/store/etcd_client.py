@@ -11,27 +11,264 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote, unquote
 
 import grpc
 import grpc.aio
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_wire import AUTHENTICATE, RANGE, Member, one_error_if_reopened
 from rendezvous.store.protocol import StoreError
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from google.protobuf.message import Message
-
-    from rendezvous.store.etcd_wire import Access, Metadata, Method
-
 Q = TypeVar("Q", bound="Message")
 A = TypeVar("A", bound="Message")
-
 _log = logging.getLogger(__name__)
+
+
+# --- etcd wire --------------------------------------------------------------------------------------
+#
+# One etcd member: its channel, opened when needed, and reopened when the TLS files on disk have changed.
+#
+# `Member` uses `grpc.aio`. All of its channels in a process share one queue, which any event loop of the process may
+# empty for all others. So a second loop would be woken by every message of the service, and would do its work.
+# `MemberOfThread` is for a loop in another thread: it uses gRPC's other client, which has a queue for each channel.
+
+if TYPE_CHECKING:
+    Metadata = tuple[tuple[str, str], ...]
+
+
+_CHECK_FILES_EVERY_S = 5.0
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not find the old connection
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections with more than one ping per 5 s
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Q, A]):
+    path: str
+    answer: type[A]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+RANGE: Method[pb.RangeRequest, pb.RangeResponse] = Method("/etcdserverpb.KV/Range", pb.RangeResponse)
+TXN: Method[pb.TxnRequest, pb.TxnResponse] = Method("/etcdserverpb.KV/Txn", pb.TxnResponse)
+COMPACT: Method[pb.CompactionRequest, pb.CompactionResponse] = Method(
+    "/etcdserverpb.KV/Compact", pb.CompactionResponse
+)
+GRANT: Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse] = Method(
+    "/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse
+)
+REVOKE: Method[pb.LeaseRevokeRequest, pb.LeaseRevokeResponse] = Method(
+    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse
+)
+# A stream for many requests. A call with one request is such a stream, too: it has one answer, and then it ends.
+KEEP_ALIVE: Method[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse
+)
+AUTHENTICATE: Method[pb.AuthenticateRequest, pb.AuthenticateResponse] = Method(
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """If `ca` is empty, the CAs of the system are used. `cert` and `key` are set together, for mutual TLS."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to connect to the cluster. `password` is called for each login, so the password may change."""
+
+    endpoints: tuple[str, ...]
+    user: str = ""
+    password: Callable[[], str] = str
+    tls: TlsFiles | None = None
+
+
+class Member:
+    def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
+        self.endpoint = endpoint
+        self._tls = tls
+        self._channel: Any = None
+        self._calls: dict[str, Any] = {}  # of this channel
+        self._stamp: tuple[object, ...] = ()
+        self._check_at = 0.0
+
+    async def ask(self, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float) -> A:
+        answer: A = await (await self._call(method, request))(request, metadata=metadata, timeout=timeout_s)
+        return answer
+
+    async def _call(self, method: Method[Q, A], request: Q) -> Any:
+        channel = await self._open()
+        if method.path not in self._calls:
+            self._calls[method.path] = channel.unary_unary(
+                method.path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=method.answer.FromString,
+            )
+        return self._calls[method.path]
+
+    async def stream(
+        self, path: str, request: type[Q], answer: type[A], metadata: Metadata
+    ) -> grpc.aio.StreamStreamCall[Q, A]:
+        call: Any = (await self._open()).stream_stream(
+            path, request_serializer=request.SerializeToString, response_deserializer=answer.FromString
+        )
+        opened: grpc.aio.StreamStreamCall[Q, A] = call(metadata=metadata)
+        return opened
+
+    async def close(self) -> None:
+        channel, self._channel, self._calls = self._channel, None, {}
+        if channel is not None:
+            await self._hang_up(channel)
+
+    async def _open(self) -> Any:
+        if self._tls is not None:
+            await self._renew_if_files_changed(self._tls)
+        if self._channel is None:
+            self._channel = self._dial()
+        return self._channel
+
+    def _dial(self) -> Any:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.endpoint, _credentials(self._tls), options=_OPTIONS)
+
+    async def _hang_up(self, channel: Any) -> None:
+        await channel.close()
+
+    async def _renew_if_files_changed(self, tls: TlsFiles) -> None:
+        """If the files do not match yet, they are checked again later. The old connection stays in use until then."""
+        if time.monotonic() < self._check_at:
+            return
+        self._check_at = time.monotonic() + _CHECK_FILES_EVERY_S
+        try:
+            stamp = _stamp(tls)
+            renewed = self._dial() if self._channel is not None and stamp != self._stamp else None
+        except (OSError, StoreError, ValueError) as error:
+            _log.warning(
+                "cannot use the new TLS files of --store; the old connection stays in use, trying again: %s",
+                error,
+            )
+            return
+        self._stamp = stamp
+        if renewed is not None and self._channel is not None:
+            old, self._channel, self._calls = self._channel, renewed, {}
+            await self._hang_up(old)
+
+
+class MemberOfThread(Member):
+    """For the event loop of another thread. It raises the same errors as `Member`."""
+
+    async def ask(self, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float) -> A:
+        calling = (await self._call(method, request)).future(request, metadata=metadata, timeout=timeout_s)
+        try:
+            await _end_of(calling)
+        finally:
+            calling.cancel()  # without effect on a call that has ended
+        if calling.code() is not grpc.StatusCode.OK:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(calling.code(), nothing, nothing, calling.details())
+        answer = calling.result()
+        if not isinstance(answer, method.answer):
+            raise unavailable("etcd ended the call without an answer; the call is retried")
+        return answer
+
+    def _dial(self) -> Any:
+        if self._tls is None:
+            return grpc.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.secure_channel(self.endpoint, _credentials(self._tls), options=_OPTIONS)
+
+    async def _hang_up(self, channel: Any) -> None:
+        channel.close()
+
+
+async def _end_of(calling: Any) -> None:
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended before the call
+            loop.call_soon_threadsafe(finish, ended)
+
+    calling.add_done_callback(tell)
+    await ended
+
+
+def finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+@contextmanager
+def one_error_if_reopened() -> Iterator[None]:
+    """Turn the errors of calls on a channel that was closed to reopen it into one error.
+
+    Such a call ends with various errors, most often CancelledError although the task was not cancelled.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise unavailable("the connection was reopened; the call is retried") from None
+    except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+        raise unavailable(str(error)) from error
+
+
+def unavailable(why: str) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, why)
+
+
+def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    ca, cert, key = (_content(path) if path else None for path in (tls.ca, tls.cert, tls.key))
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {path}: {error.strerror}. Check cacert, cert and key in --store"
+        ) from error
+
+
+def _stamp(tls: TlsFiles) -> tuple[object, ...]:
+    """A value that changes when one of the files is written or replaced."""
+    found = [os.stat(path) for path in (tls.ca, tls.cert, tls.key) if path]
+    return tuple((at.st_ino, at.st_mtime_ns, at.st_size) for at in found)
+
+
+# --- etcd client ------------------------------------------------------------------------------------
+
 _ATTEMPT_S = 0.6  # a request that was forwarded to a dead leader is never answered
 _ATTEMPTS_OF_A_LENGTH = 4
 _LOCAL_ANSWER_S = 0.5
@@ -252,3 +489,87 @@ async def _pause(rounds: int, give_up_at: float | None) -> None:
         return
     longest_s = min(_SHORTEST_PAUSE_S * 2 ** min(rounds, 10), _LONGEST_PAUSE_S)
     await asyncio.sleep(_within(random.uniform(0.5, 1.0) * longest_s, give_up_at))
+
+
+# --- helpers that build etcd requests, and the layout of the keys -----------------------------------
+#
+#     PREFIX/jobs/JOB             the write id, followed by the packed state
+#     PREFIX/bases/JOB            the snapshot that the packed state of a large job refers to
+#     PREFIX/owners/JOB           address of the replica that owns the job; deleted when that replica's lease ends
+#     PREFIX/values/JOB/KEY       the write id, followed by a value of a script
+#
+# Job ids and keys are percent-encoded, so a name cannot refer to another key. Keys and values contain no secrets.
+
+
+class Keys:
+    """`prefix` separates services that share an etcd cluster."""
+
+    def __init__(self, prefix: str) -> None:
+        self._root = f"/{prefix.strip('/')}"
+        self.all_jobs = f"{self._root}/jobs/".encode()
+        self.all_owners = f"{self._root}/owners/".encode()
+
+    def job(self, job_id: str) -> bytes:
+        return self.all_jobs + _quoted(job_id)
+
+    def base(self, job_id: str) -> bytes:
+        return f"{self._root}/bases/".encode() + _quoted(job_id)
+
+    def owner(self, job_id: str) -> bytes:
+        return self.all_owners + _quoted(job_id)
+
+    def all_values(self, job_id: str) -> bytes:
+        return f"{self._root}/values/".encode() + _quoted(job_id) + b"/"
+
+    def value(self, job_id: str, key: str) -> bytes:
+        return self.all_values(job_id) + _quoted(key)
+
+
+def name_in(key: bytes, prefix: bytes) -> str:
+    """The job id, or the key of a script, that `key` contains after `prefix`."""
+    return unquote(key[len(prefix) :].decode())
+
+
+def _quoted(name: str) -> bytes:
+    return quote(name, safe="").encode()
+
+
+def end_of(prefix: bytes) -> bytes:
+    """The first key after all that start with `prefix`, which ends in a slash."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def one(key: bytes) -> pb.RangeRequest:
+    return pb.RangeRequest(key=key)
+
+
+def everything_in(prefix: bytes) -> pb.RangeRequest:
+    return pb.RangeRequest(key=prefix, range_end=end_of(prefix))
+
+
+def version_is(key: bytes, revision: int) -> pb.Compare:
+    """Compare: the key was last modified at `revision`; 0: the key does not exist."""
+    return pb.Compare(target=pb.Compare.MOD, result=pb.Compare.EQUAL, key=key, mod_revision=revision)
+
+
+def created_at(key: bytes, revision: int) -> pb.Compare:
+    """Compare: the key was created at `revision` and exists since then; 0: the key does not exist."""
+    return pb.Compare(target=pb.Compare.CREATE, result=pb.Compare.EQUAL, key=key, create_revision=revision)
+
+
+def putting(key: bytes, value: bytes, lease: int = 0) -> pb.RequestOp:
+    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value, lease=lease))
+
+
+def deleting(key: bytes, range_end: bytes = b"") -> pb.RequestOp:
+    return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key, range_end=range_end))
+
+
+def reading(request: pb.RangeRequest) -> pb.RequestOp:
+    return pb.RequestOp(request_range=request)
+
+
+def when(
+    conditions: Iterable[pb.Compare], then: Iterable[pb.RequestOp], otherwise: Iterable[pb.RequestOp] = ()
+) -> pb.TxnRequest:
+    return pb.TxnRequest(compare=conditions, success=then, failure=otherwise)

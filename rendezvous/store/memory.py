@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.store.bounds import check_count, check_key, check_value
-from rendezvous.store.notices import Notices
-from rendezvous.store.protocol import Conflict, Value
-from rendezvous.store.sole import SoleOwnership
+from rendezvous.store.protocol import (
+    Conflict,
+    Notices,
+    SoleOwnership,
+    Value,
+    check_count,
+    check_key,
+    check_value,
+)
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:

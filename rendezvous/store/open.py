@@ -22,7 +22,7 @@ from rendezvous.values.error_codes import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rendezvous.store.etcd_wire import Access, TlsFiles
+    from rendezvous.store.etcd_client import Access, TlsFiles
     from rendezvous.store.protocol import Store
 
 PASSWORD_VARIABLE = "DDP_RENDEZVOUS_ETCD_PASSWORD"
@@ -56,7 +56,7 @@ async def open_store(url: str, address: str = "", environ: Mapping[str, str] = o
 
 
 def parse_etcd(rest: str, environ: Mapping[str, str]) -> tuple[Access, str]:
-    from rendezvous.store.etcd_wire import Access
+    from rendezvous.store.etcd_client import Access
 
     place, _, query = rest.partition("?")
     settings = dict(parse_qsl(query, keep_blank_values=True))
@@ -100,7 +100,7 @@ def _password(path: str, given: str) -> Callable[[], str]:
 
 
 def _tls(settings: Mapping[str, str]) -> TlsFiles | None:
-    from rendezvous.store.etcd_wire import TlsFiles
+    from rendezvous.store.etcd_client import TlsFiles
 
     files = TlsFiles(settings.get("cacert", ""), settings.get("cert", ""), settings.get("key", ""))
     if bool(files.cert) != bool(files.key):

@@ -9,15 +9,17 @@ Scripts may keep a few values per job. They are limited, so that a script cannot
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from rendezvous.values.state import JobState
+
 
 KEY_BYTES = 256
 VALUE_BYTES = 64 * 1024
@@ -136,3 +138,87 @@ class Store(Protocol):
         """Delete the state and values of a job, if there are any. Raises `OwnershipLost` if another replica owns it."""
 
     async def close(self) -> None: ...
+
+
+# --- limits on the values of scripts, checked in one place for every store --------------------------
+
+
+def check_key(key: str) -> None:
+    n = len(key.encode("utf-8", "surrogatepass"))
+    if not 0 < n <= KEY_BYTES:
+        raise LimitReached(f"invalid key of {n} bytes: use 1 to {KEY_BYTES} bytes")
+
+
+def check_value(data: bytes) -> None:
+    if len(data) > VALUE_BYTES:
+        raise LimitReached(f"the value has {len(data)} bytes: at most {VALUE_BYTES} are permitted")
+
+
+def check_count(held: int) -> None:
+    """Check before one more is added."""
+    if held >= KEYS_PER_JOB:
+        raise LimitReached(
+            f"the job already has {KEYS_PER_JOB} values, which is the limit: delete some first"
+        )
+
+
+# --- notices ----------------------------------------------------------------------------------------
+#
+# Wait for keys to change. A waiter subscribes before it reads, so it does not miss a change between the two.
+
+
+class Notices:
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def announce(self, key: str) -> None:
+        for changed in self._waiting.pop(key, ()):
+            if not changed.done():
+                changed.set_result(None)
+
+    def announce_all(self) -> None:
+        for key in list(self._waiting):
+            self.announce(key)
+
+    async def wait(self, key: str, after_version: int, read: Callable[[], Awaitable[Value | None]]) -> Value:
+        while True:
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(key, []).append(changed)
+            try:
+                value = await read()
+                if value is not None and value.version > after_version:
+                    return value
+                await changed
+            finally:
+                self._forget(key, changed)
+
+    def _forget(self, key: str, changed: asyncio.Future[None]) -> None:
+        rest = [w for w in self._waiting.pop(key, []) if w is not changed]
+        if rest:
+            self._waiting[key] = rest
+
+
+# --- ownership without other replicas: this process owns every job ----------------------------------
+
+
+class SoleOwnership:
+    def __init__(self, address: str = "") -> None:
+        self._me = Owner(address, is_me=True, fence=1)
+
+    def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
+        """No other replica can take over or release a job, so the callbacks are not used."""
+
+    def reachable_at(self, address: str) -> None:
+        self._me = Owner(address, is_me=True, fence=1)
+
+    async def claim(self, job_id: str) -> Owner:
+        return self._me
+
+    async def owner_of(self, job_id: str) -> Owner | None:
+        return self._me
+
+    def holds(self, job_id: str) -> bool:
+        return True
+
+    async def release(self, job_id: str) -> None:
+        """Does nothing: there is no other replica."""

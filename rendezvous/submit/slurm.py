@@ -11,7 +11,7 @@ import shlex
 from math import ceil
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.job_rules import amount_of, megabytes
+from rendezvous.submit.job import amount_of, megabytes
 
 if TYPE_CHECKING:
     from rendezvous.submit.job import JobFile

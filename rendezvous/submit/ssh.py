@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.job_file import BadJobFile
+from rendezvous.submit.job import BadJobFile
 
 if TYPE_CHECKING:
     from rendezvous.submit.job import JobFile

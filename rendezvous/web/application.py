@@ -8,9 +8,13 @@ the routes only pass on who asks. Requests that do something are POST, and need 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import time
 from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,26 +23,42 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rendezvous.access.auth import Denied, Right
-from rendezvous.access.refusals import Reason
-from rendezvous.control.asking import NoSuchJob
+from rendezvous.access.auth import Denied, Reason, Right
+from rendezvous.control.commands import TRIAL_STEPS
+from rendezvous.control.log_lines import as_dict as line_dict
+from rendezvous.control.log_lines import lines_of, on_terminal
+from rendezvous.control.service import NoSuchJob, inquire
+from rendezvous.control.why import story_of
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.questions import (
+    CannotAnswer,
+    Checkpointed,
+    CheckpointWanted,
+    LogPieces,
+    LogPlace,
+    LogStream,
+    LogsWanted,
+    Stacks,
+    StacksWanted,
+    StepSeen,
+    StepWanted,
+)
 from rendezvous.values.version import VERSION
-from rendezvous.web import asking, guarding
-from rendezvous.web.files import read_files
-from rendezvous.web.guarding import Refused
-from rendezvous.web.requests import BadRequest, fields, logs_request, order_request, text
-from rendezvous.web.stream import STILL_HERE, wire
-from rendezvous.web.views import ROW, summary
+from rendezvous.web.feed import ROW, step_view, story_view, summary
+from rendezvous.web.requests import STILL_HERE, BadRequest, fields, logs_request, order_request, text, wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from rendezvous.access.auth import Identity
-    from rendezvous.control.asking import Caller
+    from rendezvous.control.log_lines import Line
+    from rendezvous.control.service import Caller
     from rendezvous.web.feed import Feed, Feeds
     from rendezvous.web.logins import Logins, Session
+    from rendezvous.web.requests import LogsRequest, OrderRequest
 
+
+if TYPE_CHECKING:
     Answer = Callable[[Any, Session], Awaitable[Response]]
 
 _JOBS_EVERY_S = 1.0
@@ -95,7 +115,7 @@ class Application:
             Route("/{name:path}", self._file, methods=["GET"]),
         ]
         app = Starlette(routes=routes)
-        return guarding.with_headers(app, is_secure=self._is_secure)
+        return with_headers(app, is_secure=self._is_secure)
 
     def close(self) -> None:
         """End the streams."""
@@ -108,11 +128,11 @@ class Application:
             try:
                 session = self._logins.session(request.cookies.get(self._cookie, ""))
                 if acts:
-                    guarding.check_origin(request.headers)
-                    guarding.check_csrf(request.headers, session)
+                    check_origin(request.headers)
+                    check_csrf(request.headers, session)
                 return await answer(request, session)
             except Exception as error:
-                return self._failed(error, guarding.peer_of(request))
+                return self._failed(error, peer_of(request))
 
         return checked
 
@@ -134,16 +154,16 @@ class Application:
                 raise error
 
     def _caller(self, request: Any, session: Session) -> Caller:
-        return self._caller_of(session.identity, guarding.peer_of(request))
+        return self._caller_of(session.identity, peer_of(request))
 
     async def _login(self, request: Any) -> Response:
         try:
-            guarding.check_origin(request.headers)
-            cookie = self._logins.login(text(fields(await guarding.body_of(request)), "token", 4096))
+            check_origin(request.headers)
+            cookie = self._logins.login(text(fields(await body_of(request)), "token", 4096))
             age_s = self._logins.max_age_s(cookie, time.time())
             response = JSONResponse(self._described(self._logins.session(cookie)))
         except (Denied, Refused, BadRequest) as error:
-            return self._failed(error, guarding.peer_of(request))
+            return self._failed(error, peer_of(request))
         response.set_cookie(
             self._cookie,
             cookie,
@@ -253,26 +273,26 @@ class Application:
     async def _why(self, request: Any, session: Session) -> Response:
         generation = _number(request, "generation") if "generation" in request.query_params else 0
         caller = self._caller(request, session)
-        return JSONResponse(await asking.why(caller, self._asked_job(request, session), generation))
+        return JSONResponse(await why(caller, self._asked_job(request, session), generation))
 
     async def _stacks(self, request: Any, session: Session) -> Response:
         job, rank = self._asked_job(request, session), _number(request, "rank")
-        return JSONResponse(await asking.stacks(self._caller(request, session), job, rank))
+        return JSONResponse(await stacks(self._caller(request, session), job, rank))
 
     async def _step(self, request: Any, session: Session) -> Response:
         job, rank = self._asked_job(request, session), _number(request, "rank")
-        return JSONResponse(await asking.step(self._caller(request, session), job, rank))
+        return JSONResponse(await step(self._caller(request, session), job, rank))
 
     async def _logs(self, request: Any, session: Session) -> Response:
-        wanted = logs_request(await guarding.body_of(request))
+        wanted = logs_request(await body_of(request))
         self._check_job(wanted.job, session, Right.READ)
-        return JSONResponse(await asking.logs(self._caller(request, session), wanted))
+        return JSONResponse(await logs(self._caller(request, session), wanted))
 
     async def _order(self, request: Any, session: Session) -> Response:
-        wanted = order_request(await guarding.body_of(request))
+        wanted = order_request(await body_of(request))
         self._check_job(wanted.job, session, Right.CONTROL)
         who = session.identity.name
-        return JSONResponse(await asking.order(self._caller(request, session), wanted, who))
+        return JSONResponse(await order(self._caller(request, session), wanted, who))
 
     def _asked_job(self, request: Any, session: Session) -> str:
         job = str(request.query_params.get("job", ""))
@@ -308,3 +328,208 @@ def _number(request: Any, name: str) -> int:
 
 def _problem(status: int, words: str) -> Response:
     return JSONResponse({"problem": words}, status)
+
+
+# --- asking -----------------------------------------------------------------------------------------
+#
+# What the page asks once: the output of ranks, stacks, the story of a failure; and what it orders.
+#
+# Each function is the page's side of a command of ddpctl, with the same calls.
+
+_STACKS_S, _LOGS_S, _STEP_S = 8.0, 5.0, 35.0
+_CHECKPOINT_S, _MORE_S = 300.0, 5.0
+_RELOAD_S = 60.0  # for its checkpoint, as `ddpctl reload` waits
+
+
+async def logs(caller: Caller, wanted: LogsRequest) -> dict[str, Any]:
+    """The lines since the places in the request, and the places for the next one."""
+    places = tuple(LogPlace(g, r, LogStream(s), at) for g, r, s, at in wanted.places)
+    asked = LogsWanted(wanted.ranks, tail=wanted.tail, places=places, wait_s=wanted.wait_s)
+    answers = await inquire(caller, wanted.job, asked, ranks=wanted.ranks, wait_s=_LOGS_S + wanted.wait_s)
+    told = [(node, each) for node, each in answers if isinstance(each, LogPieces)]
+    after = {(p.generation, p.rank, str(p.stream)): p.offset for _, each in told for p in each.places}
+    before = {(g, r, s): at for g, r, s, at in wanted.places}
+    return {
+        "lines": [_line(each) for each in lines_of((node, p) for node, each in told for p in each.pieces)],
+        "places": [[*key, at] for key, at in sorted((before | after).items())],
+        "more": any(each.more for _, each in told),
+        "ended": bool(told) and all(each.ended for _, each in told),
+        "silent": [f"node {node}: {each.reason}" for node, each in answers if isinstance(each, CannotAnswer)],
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {**line_dict(line), "text": on_terminal(line.text, color=False)}
+
+
+async def stacks(caller: Caller, job: str, rank: int) -> dict[str, Any]:
+    ((node, told),) = await inquire(caller, job, StacksWanted(rank), ranks=[rank], wait_s=_STACKS_S)
+    if isinstance(told, Stacks):
+        return {"node": node, "text": told.text, "problem": ""}
+    assert isinstance(told, CannotAnswer)
+    return {"node": node, "text": "", "problem": told.reason}
+
+
+async def step(caller: Caller, job: str, rank: int) -> dict[str, Any]:
+    """The next whole step of a rank: its phases, and its collectives."""
+    ((_, told),) = await inquire(caller, job, StepWanted(rank), ranks=[rank], wait_s=_STEP_S)
+    if isinstance(told, StepSeen):
+        return {**step_view(told), "problem": ""}
+    return {"problem": told.reason if isinstance(told, CannotAnswer) else "the agent gave no answer"}
+
+
+async def why(caller: Caller, job_id: str, generation: int) -> dict[str, Any] | None:
+    """None: nothing has failed. Raises `NoSuchJob` if this generation has not failed."""
+    job = (await caller.call("GetJob", pb.GetJobRequest(job_id=job_id))).job
+    story = await story_of(caller, job_id, job, generation)
+    return None if story is None else story_view(story, job)
+
+
+# --- orders --------------------------------------------------------------------------------------------------
+
+
+async def order(caller: Caller, wanted: OrderRequest, who: str) -> dict[str, Any]:
+    """Carry out what a person has confirmed. The journal of the job shows who it was."""
+    reason = f"{wanted.reason or 'no reason given'} ({who}, on the page)"
+    if wanted.action == "checkpoint":
+        return await _checkpoint(caller, wanted.job, reason)
+    if wanted.action == "reload":
+        return await _reload(caller, wanted)
+    method, request = _request(wanted, reason)
+    return {"job": summary((await caller.call(method, request)).job), "silent": []}
+
+
+def _request(wanted: OrderRequest, reason: str) -> tuple[str, Any]:
+    job, node = wanted.job, wanted.node
+    requests: Mapping[str, tuple[str, Any]] = {
+        "drain": ("DrainNode", pb.DrainNodeRequest(job_id=job, node=node, reason=reason)),
+        "resume": ("ResumeNode", pb.ResumeNodeRequest(job_id=job, node=node)),
+        "restart": ("RestartJob", pb.RestartJobRequest(job_id=job, reason=reason)),
+        "abort": ("AbortJob", pb.AbortJobRequest(job_id=job, reason=reason)),
+    }
+    return requests[wanted.action]
+
+
+async def _reload(caller: Caller, wanted: OrderRequest) -> dict[str, Any]:
+    """As `ddpctl reload`. The service itself adds who it was. It refuses, and stops nothing, if a file is broken."""
+    reason = f"{wanted.reason or 'no reason given'} (on the page)"
+    request = pb.ReloadJobRequest(job_id=wanted.job, reason=reason, steps=TRIAL_STEPS, wait_s=_RELOAD_S)
+    done = await caller.call("ReloadJob", request, longer_s=_RELOAD_S)
+    return {"job": summary(done.job), "silent": [], "changed": list(done.changed), "kept": done.kept}
+
+
+async def _checkpoint(caller: Caller, job: str, reason: str) -> dict[str, Any]:
+    wanted = CheckpointWanted(reason, _CHECKPOINT_S)
+    answers = await inquire(caller, job, wanted, wait_s=_CHECKPOINT_S + _MORE_S)
+    late = f"not all ranks have taken the checkpoint within {_CHECKPOINT_S:g} s"
+    silent = [
+        f"node {node}: {told.reason if isinstance(told, CannotAnswer) else late}"
+        for node, told in answers
+        if not (isinstance(told, Checkpointed) and told.taken)
+    ]
+    took = [told.took_s for _, told in answers if isinstance(told, Checkpointed)]
+    return {"job": None, "silent": silent, "took_s": max(took, default=0.0)}
+
+
+# --- the files of the page, as they lie in this package ---------------------------------------------
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    data: bytes
+    media_type: str
+    tag: str
+
+
+def read_files() -> dict[str, File]:
+    """By their path in the URL. Nothing else is served, whatever a URL says."""
+    root = Path(__file__).parent / "static"
+    found = (path for path in sorted(root.rglob("*")) if path.suffix in _TYPES)
+    return {path.relative_to(root).as_posix(): _file(path) for path in found}
+
+
+def _file(path: Path) -> File:
+    data = path.read_bytes()
+    return File(data, _TYPES[path.suffix], f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+
+
+# --- guarding ---------------------------------------------------------------------------------------
+#
+# What protects the page in a browser: headers of answers, and checks of requests that do something.
+
+_BODY_BYTES = 1 << 20
+CSRF_HEADER = "x-ddp-csrf"
+# Only files of the page itself; no inline script, no inline style; nobody may put the page into a frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+_TLS_HEADERS = {"strict-transport-security": "max-age=31536000"}
+
+
+class Refused(Exception):
+    """The request does not come from the page. The message is for its author."""
+
+
+def with_headers(app: Any, *, is_secure: bool) -> Any:
+    added = [(k.encode(), v.encode()) for k, v in {**_HEADERS, **(_TLS_HEADERS if is_secure else {})}.items()]
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": [*headers, *added]}
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    return wrapped
+
+
+def check_origin(headers: Mapping[str, str]) -> None:
+    """Raises `Refused` if a browser says that another site sent the request."""
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        raise Refused("this request comes from another site")
+    origin = headers.get("origin", "")
+    if origin and origin.partition("://")[2] != headers.get("host", ""):
+        raise Refused("this request comes from another site")
+
+
+def check_csrf(headers: Mapping[str, str], session: Session) -> None:
+    given = headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(given.encode(), session.csrf.encode()):
+        raise Refused(f"the header {CSRF_HEADER} is missing or wrong: load the page again")
+
+
+async def body_of(request: Any) -> bytes:
+    """Raises `BadRequest` if it is too long or not declared as JSON."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise BadRequest("the body must be application/json")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > _BODY_BYTES:
+            raise BadRequest(f"the body is longer than {_BODY_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def peer_of(request: Any) -> str:
+    return request.client.host if request.client is not None else ""

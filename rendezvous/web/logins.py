@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from rendezvous.access.auth import Denied, Identity, Right
-from rendezvous.access.refusals import Reason
+from rendezvous.access.auth import Denied, Identity, Reason, Right
 
 if TYPE_CHECKING:
-    from rendezvous.access.auth import Gate
-    from rendezvous.access.tokens import Grant
+    from rendezvous.access.auth import Gate, Grant
 
 _RANDOM_SESSIONS = 64  # of one process; the oldest ends when there are more
 _LONGEST_S = 30 * 86_400

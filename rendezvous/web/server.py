@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from rendezvous.access.auth import Identity
-from rendezvous.access.certificates import file_problem
+from rendezvous.access.secret import file_problem
 from rendezvous.web.application import Application
-from rendezvous.web.feed import Feeds
+from rendezvous.web.feed import Feeds, Recorder
 from rendezvous.web.logins import Logins
-from rendezvous.web.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.access.auth import Certificates, Gate
-    from rendezvous.access.refusals import Reason
-    from rendezvous.access.tokens import Grant
-    from rendezvous.control.asking import Caller
+    from rendezvous.access.auth import Certificates, Gate, Grant, Reason
+    from rendezvous.control.service import Caller
 
 _CONNECTIONS = 1024
 _LAST_ANSWERS_S = 2

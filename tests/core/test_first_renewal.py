@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store import etcd_lease
+from rendezvous.store import etcd_owner
 from rendezvous.store.etcd_client import NotFound, Unreachable
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ class Members:
         self._at += 1
 
     def renewal(self) -> tuple[float, float] | None:
-        return asyncio.run(etcd_lease.first_renewal(cast("EtcdClient", self), 7))
+        return asyncio.run(etcd_owner.first_renewal(cast("EtcdClient", self), 7))
 
 
 @pytest.fixture(autouse=True)
 def sent_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request is sent at 1, the second at 2, and so on."""
     times = iter(range(1, 100))
-    monkeypatch.setattr(etcd_lease, "clock", lambda: float(next(times)))
-    monkeypatch.setattr(etcd_lease, "_NEXT_RENEWAL_AFTER_S", 0.01)
+    monkeypatch.setattr(etcd_owner, "clock", lambda: float(next(times)))
+    monkeypatch.setattr(etcd_owner, "_NEXT_RENEWAL_AFTER_S", 0.01)
 
 
 def test_an_answer_that_comes_after_the_next_request_counts_from_its_own() -> None:

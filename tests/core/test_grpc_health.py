@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rendezvous.service.health import LIVE, NOT_SERVING, SERVING, Health
+from rendezvous.service.server import LIVE, NOT_SERVING, SERVING, Health
 
 
 @pytest.mark.parametrize("serving", [False, True])

@@ -13,12 +13,11 @@ import pytest
 from job_story import Story, agent, spec
 
 from rendezvous.control import ctl
-from rendezvous.replay import journal, journal_folder, service_machine
-from rendezvous.replay.changes import BadChange, parse
-from rendezvous.replay.journal import Journal, Journals, journal_of
+from rendezvous.replay import journal
+from rendezvous.replay.journal import Journal, JournalFolder, Journals, journal_of
 from rendezvous.replay.journal_file import JournalFile
-from rendezvous.replay.journal_folder import JournalFolder
 from rendezvous.replay.records import MAGIC
+from rendezvous.replay.what_if import BadChange, machine, parse
 from rendezvous.rounds.admission import renew_leases
 from rendezvous.rounds.resume import resume
 from rendezvous.values.error_codes import Code
@@ -238,7 +237,7 @@ def test_a_journal_that_is_written_stays(tmp_path: Path) -> None:
 def test_running_jobs_that_need_too_much_lose_their_journals_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_folder, "_LOOK_AGAIN", 1)
+    monkeypatch.setattr(journal, "_LOOK_AGAIN", 1)
     warnings: list[str] = []
     journals = Journals(str(tmp_path), 1 << 20, warnings.append, space=1)
     stories = [RecordedStory(spec(2), journal_of(journals, name)) for name in ("one", "two")]
@@ -459,7 +458,7 @@ def test_no_text_of_the_script_or_of_a_person_is_in_the_file(tmp_path: Path, cap
 def test_an_hour_of_a_node_takes_less_than_a_megabyte(tmp_path: Path) -> None:
     """Of a job of 4 nodes with 8 ranks each that trains. All that the service receives then is sent at intervals."""
     nodes, minutes, draw = 4, 6, random.Random(5)
-    file = journal._File(Journals(str(tmp_path), 1 << 30, print), "x", service_machine.machine(), b"key")
+    file = journal._File(Journals(str(tmp_path), 1 << 30, print), "x", machine(), b"key")
     members = [agent(f"gpu-node-{number:04}") for number in range(nodes)]
     spent = {(node, rank): TimeSpent() for node in range(nodes) for rank in range(8)}
     for second in range(minutes * 60):

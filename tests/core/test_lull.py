@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 
-from rendezvous.service.coalescer import LONGEST_S, QUIET_S, Coalescer
+from rendezvous.service.jobs import LONGEST_S, QUIET_S, Coalescer
 
 
 class _Clock:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from rendezvous.access.refusals import Reason, Refusals
+from rendezvous.access.auth import Reason, Refusals
 from rendezvous.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.rounds.view import summary_of
 from rendezvous.service.calls import NotNow
-from rendezvous.service.reload_order import prepared
+from rendezvous.service.operations import prepared
 from rendezvous.values.events import AgentStopped, Assigned, Persist, RankFailed, ReloadOrdered, Stop
 from rendezvous.values.state import Phase
 from rendezvous.values.types import (

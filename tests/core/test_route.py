@@ -3,7 +3,7 @@
 import grpc
 from grpc.aio import AioRpcError, Metadata
 
-from rendezvous.client.route import Route
+from rendezvous.client.channel import Route
 
 
 def refusal(owner: str = "") -> AioRpcError:

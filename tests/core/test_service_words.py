@@ -16,7 +16,7 @@ from rendezvous.rounds.journal import lines
 from rendezvous.rounds.outcome_truncation import ENDED_BYTES, fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import view_of
-from rendezvous.service.limits import Allowance, Counts, LimitReached, Rates
+from rendezvous.service.agent_stream import Allowance, Counts, LimitReached, Rates
 from rendezvous.service.operations import reason_text
 from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import (

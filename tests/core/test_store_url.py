@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rendezvous.store.etcd_wire import TlsFiles
+from rendezvous.store.etcd_client import TlsFiles
 from rendezvous.store.open import PASSWORD_VARIABLE, open_store, parse_etcd
 from rendezvous.store.protocol import StoreError
 

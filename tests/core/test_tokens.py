@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.access.tokens import BadToken, Grant, Key, Role, sign, verify
+from rendezvous.access.auth import BadToken, Grant, Key, Role, sign, verify
 
 OLD, NEW = Key("k1", b"o" * 32), Key("k2", b"n" * 32)
 GRANT = Grant("id1", "team-a-*", Role.AGENT, 1000.0)

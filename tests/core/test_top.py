@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from rendezvous.control.top_screen import View, keys_in, pressed, screen
 from rendezvous.control.top_table import (
     COLUMNS,
     Head,
     Row,
     Sorting,
+    View,
     duration,
+    keys_in,
+    pressed,
     rows_of,
+    screen,
     size,
     sort,
     summary,

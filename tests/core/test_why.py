@@ -8,8 +8,16 @@ from dataclasses import replace
 import pytest
 
 from launcher.failure.story import outcome_json
-from rendezvous.control.why_file import NotAStory, story_in
-from rendezvous.control.why_text import Event, Story, slowest, story_text, times_text, with_journal
+from rendezvous.control.why_text import (
+    Event,
+    NotAStory,
+    Story,
+    slowest,
+    story_in,
+    story_text,
+    times_text,
+    with_journal,
+)
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, Decision, DecisionKind, Doubt, FailureClass, Outcome
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rendezvous.access.tokens import Role
+from rendezvous.access.auth import Role
 from rendezvous.client.session_rules import SessionState, heartbeat_every_s
 from rendezvous.diagnosing.stragglers import WINDOWS_TO_NAME
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service import calls
-from rendezvous.service.limits import MESSAGE_BYTES, Limits
+from rendezvous.service.agent_stream import MESSAGE_BYTES, Limits
 from rendezvous.session_replay import SessionReplay
 from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
 from rendezvous.values.events import AgentJoined

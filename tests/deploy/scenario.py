@@ -24,7 +24,7 @@ from certificates import Authority, issuer_of
 from cluster import Cluster
 from test_manifests import built
 
-from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
+from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable

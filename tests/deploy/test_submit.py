@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous.submit import kubernetes, slurm, ssh
-from rendezvous.submit.job_file import BadJobFile, read
-from rendezvous.submit.job_rules import megabytes
+from rendezvous.submit.job import BadJobFile, megabytes, read
 from rendezvous.submit.yaml_text import documents
 
 SMALL: dict[str, Any] = {"name": "train", "image": "train:7", "script": ["train.py"], "nodes": 4}

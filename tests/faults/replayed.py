@@ -8,7 +8,7 @@ from launcher.replaying import machine as agent
 from rendezvous.replay.journal_file import JournalFile, JournalUnreadable
 from rendezvous.replay.player import play
 from rendezvous.replay.records import RecordUnreadable, records
-from rendezvous.replay.service_machine import machine as service
+from rendezvous.replay.what_if import machine as service
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from lives import AGENTS, WAITING, changed, cut_up, joined_up
 
 from rendezvous import codec
-from rendezvous.access import tokens
-from rendezvous.access.tokens import BadToken, Grant, Key, Role
+from rendezvous.access import auth
+from rendezvous.access.auth import BadToken, Grant, Key, Role
 from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
 from rendezvous.machine import step
 from rendezvous.rounds import snapshot
@@ -21,7 +21,7 @@ from rendezvous.rounds.journal import lines
 from rendezvous.rounds.outcome_truncation import fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import summary_of, view_of
-from rendezvous.service import health, reflection
+from rendezvous.service import server
 from rendezvous.service.web import Web
 from rendezvous.session_replay import Redirect, SessionReplay
 from rendezvous.values.events import (
@@ -154,12 +154,12 @@ def token(data: bytes) -> None:
     payload = urlsafe_b64encode(data).rstrip(b"=").decode()
     signed = f"k.{payload}"
     try:
-        grant = tokens.verify(f"{signed}.{tokens._signature(signed, _SECRETS[0])}", _SECRETS, 0.0)
+        grant = auth.verify(f"{signed}.{auth._signature(signed, _SECRETS[0])}", _SECRETS, 0.0)
         assert grant.until > 0.0
         grant.covers("job")
     except BadToken:
         pass
-    tokens.verify(text, _SECRETS, 0.0)
+    auth.verify(text, _SECRETS, 0.0)
 
 
 def http_request(data: bytes) -> None:
@@ -170,11 +170,11 @@ def http_request(data: bytes) -> None:
 
 
 def health_check(data: bytes) -> None:
-    health._service(data).encode()
+    server._service(data).encode()
 
 
 def schema_question(data: bytes) -> None:
-    reflection.Reflection(("rendezvous.v1.Agents",)).answer(data)
+    server.Reflection(("rendezvous.v1.Agents",)).answer(data)
 
 
 # --- seeds -------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ TARGETS = (
         (b"\x00" + zlib.decompress(_stored()[len(snapshot._MAGIC) :]), b"\xff" + _stored()),
         8192,
     ),
-    ("token", token, (BadToken,), (json.dumps(_FIELDS).encode(), tokens.sign(_GRANT, _SECRETS[0]).encode())),
+    ("token", token, (BadToken,), (json.dumps(_FIELDS).encode(), auth.sign(_GRANT, _SECRETS[0]).encode())),
     ("http_request", http_request, (), (b"GET /metrics?x HTTP/1.1\r\nHost: a", b"HEAD /livez HTTP/1.0")),
     ("health_check", health_check, (), (b"", b"\n\x14rendezvous.v1.Agents")),
     (

@@ -51,7 +51,7 @@ CORE = {
         "web",
         *within("explained", "entry failures joining library serving table usage"),
         *within("client", "session_rules"),
-        *within("control", "log_lines top_screen top_table why_file why_text"),
+        *within("control", "log_lines top_table why_text"),
         *within(
             "diagnosing",
             "desync diagnosis evidence finding goodput hang_text post_mortem recorded stragglers versions waits",
@@ -63,10 +63,10 @@ CORE = {
             "snapshot_changes standstill "
             "state_recovery stopping view",
         ),
-        *within("replay", "changes hiding player records service_machine step_text what_if"),
+        *within("replay", "hiding player records what_if"),
         *within("service", "waiting_jobs"),
-        *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
-        *within("web", "figures requests stream"),
+        *within("submit", "job kubernetes slurm ssh yaml_text"),
+        *within("web", "figures requests"),
         *within(
             "values",
             "cause_text counted error_codes events frozen_map late_dataclass outcome_codes questions rank_report "
@@ -127,24 +127,23 @@ SHELL = {
     "rendezvous": {
         *"__init__ client coded_parser codec completion embedded grpc_io hosted local local_calls main metrics".split(),
         *"job_page signals store torchrun".split(),
-        *within("access", "auth certificates refusals secret tokens"),
+        *within("access", "auth secret"),
         *within(
             "client",
-            "channel conversing options remote_session route scratch_client session tls_probe",
+            "channel options remote_session scratch_client session",
         ),
         *within(
             "control",
-            "acting argument_values asking commands ctl ctl_calls ctl_text formats job_json logs reload replay service "
-            "stacks top why",
+            "commands ctl ctl_calls ctl_text formats replay service top why",
         ),
-        *within("replay", "journal journal_file journal_folder"),
+        *within("replay", "journal journal_file"),
         *within(
             "service",
-            "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines "
-            "notify open_job operations owner probe reflection reload_order scratchpad server settings web",
+            "agent_stream agents calls conversation jobs log_lines "
+            "notify operations owner probe server settings web",
         ),
-        *within("submit", "command hand_over"),
-        *within("web", "application asking callers extra feed files guarding logins recorder server views"),
+        *within("submit", "command"),
+        *within("web", "application callers extra feed logins server"),
     },
     "ddp": {
         *"__init__ averaging comm_hooks elastic launching shm wrapper".split(),
@@ -402,7 +401,7 @@ MAY_PRINT = {"launcher.cli"}
 # a pure core below a shell and a module that is imported late have one, the others are listed here with theirs.
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {}
 # How many there are without a reason, and how many circles of modules. Both numbers may only fall.
-MOST_CHAPTERS = 124
+MOST_CHAPTERS = 103
 MOST_CIRCLES = 8
 WITHOUT_CIRCLES: tuple[str, ...] = ()
 

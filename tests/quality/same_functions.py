@@ -3,8 +3,9 @@
     python tests/quality/same_functions.py REVISION [REVISION] [--paths rendezvous launcher] [--renamed OLD=NEW ...]
 
 Compares each function, class, and other statement at the top of a module, whichever module it is in. Imports,
-docstrings of modules and comments do not count. Without a second revision, the first is compared with the files of the
-working tree. Prints each difference, and returns 1 if there is any.
+docstrings of modules and comments do not count, and `chapter.told` of an imported module is the same as `told`.
+Without a second revision, the first is compared with the files of the working tree. Prints each difference, and
+returns 1 if there is any.
 """
 
 from __future__ import annotations
@@ -13,23 +14,49 @@ import argparse
 import ast
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PACKAGES = ("launcher", "rendezvous", "ddp")
 GENERATED = "/pb/"
 
 
-def definitions(source: str, renamed: dict[str, str]) -> Counter[str]:
+def definitions(source: str, renamed: dict[str, str]) -> set[str]:
     """Each statement of a module, as text without comments, and without imports wherever they stand."""
-    for old, new in renamed.items():
-        source = re.sub(rf"(?<![\w.]){re.escape(old)}\b", new, source)
-    tree = _WithoutImports().visit(ast.parse(source))
+    tree = ast.parse(source)
+    tree = _WithoutImports(set(_imported_modules(tree))).visit(tree)
     body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
-    return Counter(ast.unparse(node) for node in body)
+    return {_with_new_names(ast.unparse(node), renamed) for node in body}
+
+
+def _with_new_names(text: str, renamed: dict[str, str]) -> str:
+    for old, new in renamed.items():
+        text = re.sub(rf"(?<![\w.]){re.escape(old)}\b", new, text)
+    return text
+
+
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
+    """The names of modules of ours; a name in lower case is one, or a function, which has no attributes."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
+            found = {each.asname or each.name for each in node.names if each.name.islower()}
+            yield from found - variables
 
 
 class _WithoutImports(ast.NodeTransformer):
+    def __init__(self, modules: set[str]) -> None:
+        self._modules = modules
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        of_module = isinstance(node.value, ast.Name) and node.value.id in self._modules
+        return ast.Name(node.attr, node.ctx) if of_module else node
+
     def visit_Import(self, node: ast.Import) -> None:
         return None
 
@@ -44,10 +71,10 @@ class _WithoutImports(ast.NodeTransformer):
 
 def differences(before: list[str], after: list[str], renamed: dict[str, str]) -> list[str]:
     """The first line of each definition that only one side has, after `-` or `+`."""
-    old = sum((definitions(source, renamed) for source in before), Counter[str]())
-    new = sum((definitions(source, renamed) for source in after), Counter[str]())
-    gone = [f"- {text}" for text in (old - new).elements()]
-    come = [f"+ {text}" for text in (new - old).elements()]
+    old = {text for source in before for text in definitions(source, renamed)}
+    new = {text for source in after for text in definitions(source, renamed)}
+    gone = [f"- {text}" for text in sorted(old - new)]
+    come = [f"+ {text}" for text in sorted(new - old)]
     return [text.partition("\n")[0] for text in (*gone, *come)]
 
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 BOOK = '''"""A book."""
 from __future__ import annotations
 from typing import TYPE_CHECKING
-from room.chapter import told
+from launcher.room import chapter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 def tell() -> Iterator[int]:
     import json
-    return told(json)
+    return chapter.told(json)
 '''
 CHAPTER = '''"""A chapter."""
 LIMIT = 3

@@ -6,7 +6,7 @@ import re
 
 from tidy import ROOT
 
-from rendezvous.access.refusals import Reason
+from rendezvous.access.auth import Reason
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
 HELD = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")

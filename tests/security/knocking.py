@@ -15,7 +15,7 @@ from itertools import pairwise
 from launched import eventually
 from served import Service
 
-from rendezvous.access.tokens import Grant, Role, read_keys, sign
+from rendezvous.access.auth import Grant, Role, read_keys, sign
 
 NOT_ALLOWED = 77
 QUIET_S = 60.0  # of refusals for one reason

@@ -304,7 +304,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="make
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
     """And an agent that looks for what is wrong with certificates as long as it takes a busy machine to answer."""
     for limit in ("_WITHIN_S", "_ANSWER_S"):
-        monkeypatch.setattr(f"rendezvous.client.tls_probe.{limit}", 60.0)
+        monkeypatch.setattr(f"rendezvous.client.channel.{limit}", 60.0)
     return Authority(tmp_path, "authority")
 
 

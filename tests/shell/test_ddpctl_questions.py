@@ -19,7 +19,7 @@ from launched import Launched, eventually
 from served import Service, serving
 from test_releases import node, sides  # noqa: F401 - a fixture
 
-from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
+from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.control.ctl import main
 from rendezvous.control.why_text import PARTS
 

@@ -10,9 +10,8 @@ import pytest
 from served import soon
 
 from rendezvous.metrics import Metrics
-from rendezvous.service.agent_stream import AgentStream
-from rendezvous.service.job import Job
-from rendezvous.service.limits import Limits
+from rendezvous.service.agent_stream import AgentStream, Limits
+from rendezvous.service.jobs import Job
 from rendezvous.session_replay import Redirect
 from rendezvous.store.open import open_store
 from rendezvous.values.events import AgentJoined

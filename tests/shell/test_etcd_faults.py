@@ -13,11 +13,8 @@ from etcd_cluster import issue, make_certificates, needs_etcd, running
 from launched import eventually
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_client import EtcdClient
-from rendezvous.store.etcd_follow import Changes, Follower, Snapshot
-from rendezvous.store.etcd_owner import EtcdOwnership
-from rendezvous.store.etcd_requests import putting, when
-from rendezvous.store.etcd_wire import COMPACT, TXN, Access
+from rendezvous.store.etcd_client import COMPACT, TXN, Access, EtcdClient, putting, when
+from rendezvous.store.etcd_owner import Changes, EtcdOwnership, Follower, Snapshot
 from rendezvous.store.open import PASSWORD_VARIABLE, open_store
 from rendezvous.store.protocol import StoreError
 from rendezvous.values.state import JobState
@@ -210,7 +207,7 @@ def test_a_watch_misses_nothing_while_its_member_hangs(
     cluster: EtcdCluster, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the missed revisions compacted away, a new picture makes up for them."""
-    monkeypatch.setattr("rendezvous.store.etcd_follow._IDLE_S", 2.0)  # it notices when all is written
+    monkeypatch.setattr("rendezvous.store.etcd_owner._IDLE_S", 2.0)  # it notices when all is written
 
     async def check() -> None:
         watching, writing, heard = _client(cluster), _client(cluster), _Heard()
@@ -316,8 +313,8 @@ def test_a_password_is_asked_for_and_kept_quiet(tmp_path: Path, caplog: pytest.L
 
 
 def test_tls_both_ways_and_renewed_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.store.etcd_wire._CHECK_FILES_EVERY_S", 0.0)
-    monkeypatch.setattr("rendezvous.store.etcd_lease._TTL_S", 600)  # nothing is renewed while openssl runs
+    monkeypatch.setattr("rendezvous.store.etcd_client._CHECK_FILES_EVERY_S", 0.0)
+    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)  # nothing is renewed while openssl runs
     certificates = make_certificates(tmp_path / "tls")
 
     async def check(cluster: EtcdCluster) -> None:

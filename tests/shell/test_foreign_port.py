@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from served import soon
 
+from rendezvous.client.channel import probe_tls
 from rendezvous.client.options import ClientOptions
-from rendezvous.client.tls_probe import probe_tls
 
 
 @pytest.mark.parametrize(

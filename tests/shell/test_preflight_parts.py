@@ -17,7 +17,7 @@ from launcher.preflight import facts, host, versions, wire
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset
-from rendezvous.service.health import SERVING
+from rendezvous.service.server import SERVING
 from rendezvous.values.wire_names import TIME_METADATA
 
 if TYPE_CHECKING:

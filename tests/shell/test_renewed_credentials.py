@@ -11,7 +11,7 @@ import grpc.aio
 from certificates import Authority
 from served import Cable, agents, serving, soon
 
-from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
+from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.client.channel import metadata, open_channel
 from rendezvous.client.options import ClientOptions, current_token
 from rendezvous.values.events import Refused

@@ -10,7 +10,7 @@ from served import agents, soon
 from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.service.limits import Limits
+from rendezvous.service.agent_stream import Limits
 from rendezvous.service.server import Server, ServerOptions
 from rendezvous.store.memory import MemoryStore
 from rendezvous.store.protocol import KEYS_PER_JOB

@@ -13,8 +13,8 @@ from served import soon
 
 from rendezvous.metrics import Metrics
 from rendezvous.service import jobs as jobs_module
+from rendezvous.service.agent_stream import Limits
 from rendezvous.service.jobs import Jobs
-from rendezvous.service.limits import Limits
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
 from rendezvous.values.events import AgentJoined

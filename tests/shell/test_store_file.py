@@ -194,7 +194,7 @@ def test_a_full_disk_makes_writers_wait_and_loses_nothing(
         first = await store.job("j").save(JobState(generation=1), 0)
         loop, said = asyncio.get_running_loop(), asyncio.Event()
         telling = _Telling(lambda: loop.call_soon_threadsafe(said.set))
-        logging.getLogger("rendezvous.store.ledger").addHandler(telling)
+        logging.getLogger("rendezvous.store.file").addHandler(telling)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
         try:
             saving = asyncio.create_task(store.job("j").save(JobState(generation=2), first))
@@ -203,14 +203,14 @@ def test_a_full_disk_makes_writers_wait_and_loses_nothing(
             assert not saving.done()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            logging.getLogger("rendezvous.store.ledger").removeHandler(telling)
+            logging.getLogger("rendezvous.store.file").removeHandler(telling)
         async with asyncio.timeout(60.0):
             second = await saving
         assert await store.job("j").load() == (JobState(generation=2), second)
         await store.close()
 
     asyncio.run(check())
-    said = [r.levelname for r in caplog.records if r.name == "rendezvous.store.ledger"]
+    said = [r.levelname for r in caplog.records if r.name == "rendezvous.store.file"]
     assert said == ["ERROR", "WARNING"]  # once, and once that it is over
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from journals import MemoryJournal
 
-from rendezvous.replay.service_machine import machine
+from rendezvous.replay.what_if import machine
 from rendezvous.service.owner import OwnedJob, Transition
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell

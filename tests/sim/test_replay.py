@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sim_world import Job
 
-from rendezvous.replay.changes import Changes
-from rendezvous.replay.what_if import compare
+from rendezvous.replay.what_if import Changes, compare
 
 if TYPE_CHECKING:
     from journals import MemoryJournal

@@ -15,7 +15,7 @@ from ports import free_port
 from served import Service
 from test_ddpctl_questions import SCRIPT, both_run
 
-from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
+from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -38,7 +38,7 @@ from rendezvous.values.rank_time import JobTime, RankTime, TimeSpent
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.state import Phase
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
-from rendezvous.web import recorder
+from rendezvous.web import feed
 from rendezvous.web.server import Behind, Page
 
 if TYPE_CHECKING:
@@ -348,5 +348,5 @@ def _past(job: Simulation) -> Iterator[Any]:
     at = job.began + 10
     while at < time.time():
         ranks = [RankTime(0, job.spent(at), job.step(at))]
-        yield recorder.point_of(at, job.generation(at), job.whole(at), ranks)
+        yield feed.point_of(at, job.generation(at), job.whole(at), ranks)
         at += 5.0

@@ -16,7 +16,7 @@ from serve_settings import parse_serve
 from served import SOON_S
 from test_auth_gate import command
 
-from rendezvous.access.tokens import Role
+from rendezvous.access.auth import Role
 from rendezvous.service.settings import SettingsUnusable
 from rendezvous.web import extra
 

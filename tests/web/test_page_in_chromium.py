@@ -13,7 +13,7 @@ from paging import Site, job_at, site
 from playwright.sync_api import Page, expect
 from simulated import Simulation, simulated_page
 
-from rendezvous.access.tokens import Role
+from rendezvous.access.auth import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

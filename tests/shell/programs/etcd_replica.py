@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 
-from rendezvous.store import etcd_lease
+from rendezvous.store import etcd_owner
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Conflict, OwnershipLost, Store
 
@@ -43,7 +43,7 @@ async def own(store: Store, job_id: str) -> None:
 
 
 async def main(url: str, address: str, job_id: str, ttl_s: str, hung_after_s: str) -> None:
-    etcd_lease._TTL_S, etcd_lease.HUNG_AFTER_S = int(ttl_s), float(hung_after_s)
+    etcd_owner._TTL_S, etcd_owner.HUNG_AFTER_S = int(ttl_s), float(hung_after_s)
     store = await open_store(url, address)
     free = asyncio.Event()
     free.set()
