@@ -31,6 +31,9 @@ class Habit:
     words: tuple[str, ...] = ("train.py",)
     path: str = "train.py"
     wrapper: tuple[str, ...] = ()
+    own_python: bool = (
+        False  # an interpreter whose folder `env` the habit changes, and which has folders of users
+    )
     trains: bool = True  # one step, which imports torch._dynamo
 
     @property
@@ -42,7 +45,8 @@ def _shell(text: str) -> tuple[str, ...]:
     return ("sh", "-c", f'{text}\nexec "$@"', "sh")
 
 
-_USERS = "base/lib/python{}.{}/site-packages".format(*sys.version_info)
+_PACKAGES = "lib/python{}.{}/site-packages".format(*sys.version_info)
+_USERS, _ENVS = f"base/{_PACKAGES}", f"env/{_PACKAGES}"
 _SITE = {"PYTHONPATH": "site"}
 _THREAD = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='habit').start()\n"
@@ -126,14 +130,22 @@ HABITS = {
     "sitecustomize with a thread": Habit(env=_SITE, files={"site/sitecustomize.py": _THREAD}, trains=False),
     "usercustomize": Habit(
         env={"PYTHONUSERBASE": "base"},
+        own_python=True,
         files={f"{_USERS}/usercustomize.py": "import os\nos.environ['SEEN'] = os.environ.get('RANK', '')\n"},
     ),
     "a pth file": Habit(
         env={"PYTHONUSERBASE": "base"},
+        own_python=True,
         files={f"{_USERS}/habit.pth": "import os; os.environ['SEEN'] = os.environ.get('RANK', '')\n"},
+    ),
+    "a pth file of the environment": Habit(
+        files={f"{_ENVS}/habit.pth": "import os; os.environ['SEEN'] = os.environ.get('RANK', '')\n"},
+        own_python=True,
+        trains=False,
     ),
     "a pth file with a folder": Habit(
         env={"PYTHONUSERBASE": "base"},
+        own_python=True,
         files={
             f"{_USERS}/habit.pth": "../more\n",
             f"{_USERS}/../more/extra.py": "A = 1\n",

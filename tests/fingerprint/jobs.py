@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class Place:
             (self._here / name).symlink_to(target)
         shutil.copytree(_HERE / "fingerprint", (self._here / habit.path).parent / "fingerprint")
         (self._folder / "tmp").mkdir()
+        self._python = _make_python(self._here / "env") if habit.own_python else sys.executable
 
     def close(self) -> None:
         shutil.rmtree(self._folder)
@@ -97,7 +99,7 @@ class Place:
         env |= {"FINGERPRINT": str(self._seen), "TMPDIR": str(self._folder / "tmp"), "PYTHONHASHSEED": "0"}
         env |= self.habit.env
         done = subprocess.run(
-            [*self.habit.wrapper, sys.executable, *words],
+            [*self.habit.wrapper, self._python, *words],
             cwd=self._here,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -109,6 +111,23 @@ class Place:
             raise _NoTemplate(said)
         assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{said}"
         return said
+
+
+def _make_python(folder: Path) -> str:
+    """A virtual environment with the packages of ours. It permits folders of the user, which ours may not."""
+    packages = folder / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    ours = Path(sysconfig.get_path("purelib"))
+    (packages / "00.pth").write_text(f"{ours}\n")  # read first: others import from there
+    for file in ours.glob("*.pth"):
+        shutil.copy(file, packages)
+    base = os.path.realpath(sys.executable)
+    (folder / "pyvenv.cfg").write_text(
+        f"home = {os.path.dirname(base)}\ninclude-system-site-packages = true\n"
+    )
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(base)
+    return str(folder / "bin" / "python")
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
