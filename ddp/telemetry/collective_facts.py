@@ -6,10 +6,14 @@ no such tensor, because all its tensors may differ from rank to rank.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
+
+from . import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,30 +71,74 @@ def given_timeout_s(given: Any) -> float:
     timeout = getattr(given, "timeout", given)
     defaults = (constants.default_pg_timeout, constants.default_pg_nccl_timeout)
     is_given = isinstance(timeout, timedelta) and not any(timeout is default for default in defaults)
-    return timeout.total_seconds() if is_given else 0.0
+    return timedelta.total_seconds(timeout) if is_given else 0.0
 
 
+@functools.cache
+def options_with_mode() -> frozenset[type]:
+    """The classes of torch's options that say whether a call returns only when it is done."""
+    from torch.distributed import distributed_c10d
+
+    options = (getattr(distributed_c10d, name) for name in dir(distributed_c10d) if name.endswith("Options"))
+    return frozenset(each for each in options if isinstance(each, type) and hasattr(each, "asyncOp"))
+
+
+NO_FACTS = ("", 0, 0)
+UNKNOWN = "?"  # the dtype of tensors that are not torch's own
 _dtypes: dict[Any, str] = {}
 
 
 def tensor_facts(held: Any) -> tuple[str, int, int]:
-    """Return dtype, number of elements and hash of the shapes, for one tensor or for a list of tensors."""
-    if not isinstance(held, list | tuple):
-        return _dtype(held), held.numel(), hash(held.shape) & 0xFFFFFFFF
-    if len(held) == 1:
-        return tensor_facts(held[0])
-    if not held:
-        return "", 0, 0
-    shapes = hash(tuple(tensor.shape for tensor in held))
-    return _dtype(held[0]), sum(tensor.numel() for tensor in held), shapes & 0xFFFFFFFF
+    """Return dtype, number of elements and hash of the shapes, for one tensor or for a list of tensors.
 
-
-def _dtype(tensor: Any) -> str:
-    dtype = tensor.dtype
+    No code of the script runs here: neither a class that inherits from torch's Tensor nor a mode of torch notices.
+    """
+    torchs = _torchs()
+    if type(held) in (list, tuple):
+        if len(held) != 1:
+            return _facts_of_all(held, torchs) if held else NO_FACTS
+        held = held[0]
+    kind = torchs.tensor
+    if type(held) is kind:
+        with torchs.without_overrides():
+            dtype, numel, shape = held.dtype, held.numel(), held.shape
+    elif _is_plain(held, kind):
+        with torchs.without_overrides():
+            dtype, numel, shape = kind.dtype.__get__(held), kind.numel(held), kind.shape.__get__(held)
+    else:
+        return UNKNOWN, 0, 0
     name = _dtypes.get(dtype)
     if name is None:
         name = _dtypes[dtype] = str(dtype).removeprefix("torch.")
-    return name
+    return name, numel, hash(shape) & 0xFFFFFFFF
+
+
+def _facts_of_all(tensors: Sequence[Any], torchs: _Torchs) -> tuple[str, int, int]:
+    kind = torchs.tensor
+    if not all(_is_plain(tensor, kind) for tensor in tensors):
+        return UNKNOWN, 0, 0
+    with torchs.without_overrides():
+        shapes = tuple(kind.shape.__get__(tensor) for tensor in tensors)
+    return tensor_facts(tensors[0])[0], sum(map(prod, shapes)), hash(shapes) & 0xFFFFFFFF
+
+
+def _is_plain(tensor: Any, kind: Any) -> bool:
+    """Whether its properties are those of its C++ object: a class with a `__torch_dispatch__` may compute them."""
+    own = type(tensor)
+    return any(each is kind for each in own.__mro__) and own.__torch_dispatch__ is kind.__torch_dispatch__
+
+
+@dataclass(frozen=True, slots=True)
+class _Torchs:
+    tensor: Any
+    without_overrides: Any
+
+
+@functools.cache
+def _torchs() -> _Torchs:
+    from torch import Tensor
+
+    return _Torchs(Tensor, torch_api.get(torch_names.WITHOUT_OVERRIDES))
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -23,25 +23,26 @@ _WATCHED = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 class GlooSockets:
     def __init__(self) -> None:
         self._noted: dict[int, frozenset[int]] = {}  # by the descriptor of an epoll: inodes of its sockets
-        self._before: set[int] | None = None  # while a group is being created: the epolls before it
+        self._before: list[set[int]] = []  # for each group that is being created: the epolls before it
 
     @contextlib.contextmanager
     def creating(self) -> Iterator[None]:
         """A group is created within, perhaps one of Gloo."""
-        outer, self._before = self._before, epolls()
+        before = epolls()
+        self._before.append(before)
         try:
             yield
-            for epoll in epolls() - self._before:
+            for epoll in epolls() - before:
                 self._noted[epoll] = frozenset(_inodes(watched(epoll)))
         finally:
-            self._before = outer
+            self._before[:] = [each for each in self._before if each is not before]
 
     def now(self) -> set[int]:
         """The descriptors that are watched for Gloo."""
-        found, here, before, noted = set[int](), epolls(), self._before, self._noted
+        found, here, earlier, noted = set[int](), epolls(), list(self._before), self._noted
         for epoll in here:
             sockets = watched(epoll)
-            is_new = before is not None and epoll not in before
+            is_new = any(epoll not in before for before in earlier)
             if is_new or noted.get(epoll, frozenset()).intersection(_inodes(sockets)):
                 found |= sockets
         return found

@@ -38,6 +38,7 @@ from typing import Any
 
 from . import profiling, torch_api
 from .collective_facts import format_ranks
+from .observing import Observer
 from .own_descriptors import OwnDescriptors
 from .peers import Peer, Peers
 from .release import Release
@@ -127,7 +128,9 @@ class Guard:
         sockets = () if self._socket is None else (self._socket.fileno(),)
         self._own = OwnDescriptors(self._wake_r, self._wake_w, self.peers.fileno(), *sockets)
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="ddp-guard", daemon=True)
+        self._thread = threading.Thread(
+            target=Observer("the guard of process groups").guarded(self._run), name="ddp-guard", daemon=True
+        )
 
     def begin(self) -> None:
         self._send(self._hello())

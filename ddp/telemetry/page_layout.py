@@ -29,6 +29,7 @@ NUMBERED, REPEATS, UNCAUGHT = 1, 2, 4  # flags of the totals
 SLOT = 96
 ASYNC, PAIR = 1, 2  # a PAIR is a send or a receive, and is counted separately
 LONGEST_NAME, MEMBERS = 40, 24
+KNOWN_GROUPS = 4096  # of a process; the collectives of further ones are not recorded
 
 
 @dataclass(slots=True)

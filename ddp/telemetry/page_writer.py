@@ -283,6 +283,8 @@ class Page:
 
     @_whole
     def group(self, name: str, size: int, members: str) -> int:
+        if len(self._groups) == layout.KNOWN_GROUPS:
+            return layout.KNOWN_GROUPS  # enter() does not record it
         ranks = members.encode()
         self._groups.append(
             layout.Group(
@@ -301,6 +303,8 @@ class Page:
         self, group: int, op: str, dtype: str, numel: int, shape: int, peer: int, is_async: int, sequence: int
     ) -> int:
         """`sequence` 0: take the group's next number."""
+        if group == layout.KNOWN_GROUPS:
+            return 0
         known = self._groups[group]
         self._entered += 1
         if self._shown.shows(self._threads.own):
@@ -327,7 +331,9 @@ class Page:
 
     @_whole
     def leave(self, ticket: int) -> None:
-        number, group, is_pair = ticket >> 13, ticket >> 1 & 4095, ticket & 1
+        if not ticket:
+            return
+        number, group, is_pair = ticket >> 13, ticket >> 1 & layout.KNOWN_GROUPS - 1, ticket & 1
         shown = self._collectives.get(number % layout.RING_SLOTS)
         if shown is not None and shown[0] == number:
             if shown[3]:

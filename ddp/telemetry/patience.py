@@ -43,7 +43,10 @@ def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return make(*args, **kwargs)  # which raises it for the script
         given.arguments["timeout"] = LONG
         return make(*given.args, **given.kwargs)
 

@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import torch_api, torch_names
+from .observing import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,21 +55,19 @@ class _Recorder:
     def install(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
-        torch_api.patch(torch_names.RUN_BACKWARD, self._marking)
-        atexit.register(self._write)
+        observer = Observer("the profile of steps")
+        register_optimizer_step_pre_hook(observer.guarded(self._before_step))
+        register_optimizer_step_post_hook(observer.guarded(self._after_step))
+        torch_api.patch(torch_names.RUN_BACKWARD, lambda run: observer.around(run, self._begin, self._end))
+        atexit.register(observer.guarded(self._write))
 
-    def _marking(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            self._began = self._now()
-            self._at = [None] * len(self._sizes)
-            try:
-                return run(*args, **kwargs)
-            finally:
-                self._ended = self._now()
+    def _begin(self, _args: Any, _kwargs: Any) -> bool:
+        self._began = self._now()
+        self._at = [None] * len(self._sizes)
+        return True
 
-        return _engine_run_backward
+    def _end(self, _began: bool) -> None:
+        self._ended = self._now()
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._first = self._first or optimizer

@@ -101,7 +101,8 @@ SYNC_STATES = Name(
     ("module", "process_group", "broadcast_bucket_size", "src", "params_and_buffers_to_ignore"),
 )
 FIRST_BUCKET = Name(_BINDINGS, "_DEFAULT_FIRST_BUCKET_BYTES", Use.READ, _REDUCER)
-FUTURE = Name("torch._C", "Future", Use.READ, "communication hooks")
+FUTURE = Name("torch._C", "Future", Use.READ, f"communication hooks, {_COLLECTIVES}")
+WITHOUT_OVERRIDES = Name("torch._C", "DisableTorchFunction", Use.CALLED, _COLLECTIVES)
 FOREACH_COPY = Name("torch", "_foreach_copy_", Use.CALLED, _REDUCER)
 FOREACH_DIVIDE = Name("torch", "_foreach_div_", Use.CALLED, _BACKENDS)
 FOREACH_NORM = Name("torch", "_foreach_norm", Use.CALLED, "ddp.check_numerics on GPUs")
@@ -246,7 +247,7 @@ ON_OBJECTS: dict[str, str] = {
 
 NAMES: tuple[Name, ...] = (
     *(PRE_FORWARD, POST_FORWARD, RUN_BACKWARD, NEXT_BATCH, NEW_GROUP),
-    *(SET_GROUP_NAME, ENGINE, SYNC_STATES, FIRST_BUCKET, FUTURE, FOREACH_COPY),
+    *(SET_GROUP_NAME, ENGINE, SYNC_STATES, FIRST_BUCKET, FUTURE, FOREACH_COPY, WITHOUT_OVERRIDES),
     *(FOREACH_DIVIDE, FOREACH_NORM, SKIPPED_BY_DYNAMO, DISABLE_DYNAMO, RPC_IS_USED, RPC_CONTEXT),
     *(
         VERIFY_MODEL,

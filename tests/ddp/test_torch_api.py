@@ -12,7 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp.telemetry import collective_marks, guard, status_page, torch_api, torch_marks, torch_names
+from ddp.telemetry import (
+    collective_marks,
+    group_marks,
+    guard,
+    status_page,
+    torch_api,
+    torch_marks,
+    torch_names,
+)
 from ddp.telemetry.torch_names import NAMES, Name, Use
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ def put_marks() -> list[str]:
     page = status_page.page()
     for mark in (
         *torch_marks._MARKS[1:],
-        collective_marks.mark_group_creation,
+        group_marks.mark_group_creation,
     ):
         with contextlib.suppress(ImportError, AttributeError):
             mark(page)

@@ -173,9 +173,9 @@ SHELL = {
         *within("sharding", "arguments sharded_buckets sharded_optimizer whole_state"),
         *within(
             "telemetry",
-            "blocked_thread capture collective_facts collective_marks comm_error comm_words ending gloo_sockets guard "
-            "own_descriptors page_layout page_threads page_writer patience peers profiling release sections "
-            "status_page step_profile torch_api torch_marks",
+            "blocked_thread capture collective_facts collective_marks comm_error comm_words ending gloo_sockets "
+            "group_marks guard observing own_descriptors page_layout page_threads page_writer patience peers profiling "
+            "release sections status_page step_profile torch_api torch_marks",
         ),
     },
 }

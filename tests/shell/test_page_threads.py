@@ -181,3 +181,16 @@ def test_collectives_that_end_after_many_others_have_begun_are_counted(pages: Pa
     """
     (group,) = after(pages, program, native).groups
     assert (group.entered, group.finished) == (40, 40)
+
+
+@WRITERS
+def test_groups_beyond_those_that_a_page_can_count_change_no_other(pages: Pages, native: str) -> None:
+    program = """
+    groups = [page.group(str(n), 2, "0-1") for n in range(4100)]
+    for group in (*groups[4090:], groups[5]):
+        page.leave(page.enter(group, "all_reduce", "float32", 1, 1, -1, 0, 0))
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    counts = {group.name: (group.entered, group.finished) for group in view.groups}
+    assert counts == {str(n): (1, 1) for n in (5, *range(4090, 4096))}

@@ -521,7 +521,7 @@ static PyObject *page_group_timeout(PyObject *self, PyObject *timeout) {
 static PyObject *page_group(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Page *own = (Page *)self;
     if (has_wrong_count(n, 3, "group")) return NULL;
-    if (own->known_groups == KNOWN_GROUPS) return PyLong_FromLong(KNOWN_GROUPS - 1);
+    if (own->known_groups == KNOWN_GROUPS) return PyLong_FromLong(KNOWN_GROUPS); /* enter() does not record it */
     struct known *known = &own->known[own->known_groups];
     memset(known, 0, sizeof *known);
     if (put_text(known->name, sizeof known->name, args[0])) return NULL;
@@ -560,6 +560,7 @@ static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n)
     long is_async = PyLong_AsLong(args[6]);
     unsigned long long sequence = PyLong_AsUnsignedLongLong(args[7]);
     if (PyErr_Occurred()) return NULL;
+    if (group == KNOWN_GROUPS) return PyLong_FromLong(0);
     if (group >= own->known_groups) return PyErr_Format(PyExc_ValueError, "invalid group %lu: not a number that group() returned", group);
     if (!page) return PyLong_FromLong(0);
     struct known *known = &own->known[group];
