@@ -32,7 +32,9 @@ _TORCH_VERSION = f"__version__ = {importlib.metadata.version('torch')!r}\n"
 LIMIT_S = 100.0  # beyond what any program takes, torchrun's 30 s included
 
 # What each launcher says itself on stderr.
-_TORCHRUNS = re.compile(r"[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/")
+_TORCHRUNS = re.compile(r"[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/.*")
+# Python's resource tracker ends after its rank: what it says comes before the end of the job, or not.
+_LATE = "resource_tracker"
 _PIDS = re.compile(r"(?<=subprocess )\d+|(?<=pid=)\d+")
 _LABEL = re.compile(r"\[[^\]:]+:(\d+)\] ?")
 _LABEL_OF_TORCHRUN = re.compile(r"\[default\d\]:")
@@ -87,13 +89,16 @@ class Torchrun:
             code = int(self._process.stdout.readline())
         outcome = Outcome(code, left=run.end_what_is_left())
         failure = json.loads(report.read_text()) if report.exists() else None
-        if isinstance(failure, list):
+        if isinstance(failure, int):
+            outcome.code = 128 + failure
+        elif isinstance(failure, list):
             outcome.first = failure[0]
             outcome.code = failure[1] if failure[1] > 0 else 128 - failure[1]
         elif failure is not None:
             outcome.own.append(failure)
         outcome.out = run.lines(run.out, None)[0]
-        outcome.err = [line for line in run.lines(run.err, None)[0] if not _TORCHRUNS.match(line)]
+        lines = [line for line in run.lines(run.err, None)[0] if not _TORCHRUNS.match(line)]
+        outcome.err = sorted(_TORCHRUNS.sub("", line) for line in lines)
         for path in sorted(run.logs.rglob("*.log")):
             *_, attempt, rank, name = path.parts
             outcome.logs[f"{int(attempt.removeprefix('attempt_'))}.{rank}.{name}"] = run.text(path)
@@ -168,10 +173,7 @@ class _Run:
         path.chmod(0o755)
         for each in (self.out, self.err, self.stdin):
             each.touch()
-        if program.stdin is None:
-            self.stdin = Path(os.devnull)
-        else:
-            self.stdin.write_text(program.stdin)
+        self._prepare_stdin()
         self.mark = uuid.uuid4().hex
         self.env = _kept() | {
             _MARK: self.mark,
@@ -191,6 +193,17 @@ class _Run:
         ]
         self._before = set(self._tree())
 
+    def _prepare_stdin(self) -> None:
+        text = self.program.stdin
+        if text is None:
+            self.stdin = Path(os.devnull)
+        elif self.program.is_piped:
+            self.stdin.unlink()
+            os.mkfifo(self.stdin)
+            threading.Thread(target=self.stdin.write_text, args=(text,), daemon=True).start()
+        else:
+            self.stdin.write_text(text)
+
     def lines(self, path: Path, label: re.Pattern[str] | None) -> tuple[list[str], list[str]]:
         """Those of the ranks, in the order of the alphabet; and those without a label, if there are labels."""
         with path.open(newline="", errors="replace") as file:
@@ -200,6 +213,8 @@ class _Run:
             return sorted(text.removesuffix("\n").split("\n") if text else ()), []
         of_ranks: dict[str, list[str]] = {}
         for line in text.removesuffix("\n").split("\n") if text else ():
+            if _LATE in line:
+                continue
             found = label.match(line)
             of_ranks.setdefault(found[1] if found else "", []).append(label.sub("", line, count=1))
         said = {rank: self.shared("\n".join(lines)).split("\n") for rank, lines in of_ranks.items()}
@@ -222,6 +237,7 @@ class _Run:
         for name, of in places.items():
             text = text.replace(str(of), name)
         text = text.replace(self.mark, "MARK")
+        text = "\n".join(line for line in text.split("\n") if _LATE not in line)
         text = _STDLIB_FRAMES.sub(r"\1File LIB in \2\n", text + "\n")[:-1]
         text = _PIDS.sub("PID", re.sub(r"0x[0-9a-f]{6,}", "0x", text))
         return "\n".join(_short(line) for line in text.split("\n"))

@@ -48,9 +48,21 @@ OUTPUT = _pieces(
     'import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as to:\n    print("WORD")\nprint(repr(to.getvalue()), RANK)',
     'saved = os.dup(1); sink = os.open(os.devnull, os.O_WRONLY); os.dup2(sink, 1); print("lost"); os.dup2(saved, 1); print("WORD", RANK)',
     'import pprint; pprint.pprint({"WORD": [RANK] * 3})',
+    "import faulthandler; faulthandler.dump_traceback(all_threads=False)",
+    "import faulthandler; faulthandler.dump_traceback_later(0.02, file=sys.stderr); time.sleep(0.2); faulthandler.cancel_dump_traceback_later()",
+    'sys.stdout.reconfigure(encoding="latin-1"); print("WORD é", RANK); sys.stdout.reconfigure(encoding="utf-8")',
+    'sys.stdout.reconfigure(line_buffering=False, write_through=False); print("WORD", RANK); print("WORD")',
+    'try:\n    sys.stdout.reconfigure(encoding="ascii", errors="strict"); print("é")\nexcept UnicodeEncodeError as error:\n    sys.stdout.reconfigure(encoding="utf-8"); print("WORD", RANK, error)',
+    'import warnings; warnings.simplefilter("error")\ntry: warnings.warn("WORD")\nexcept UserWarning as error: print(RANK, error)\nwarnings.resetwarnings()',
+    'import gc\nclass Bad:\n    def __del__(self): raise ValueError("WORD")\nbad = Bad(); del bad; print("WORD", RANK)',
+    'import contextlib\nwith contextlib.suppress(BrokenPipeError):\n    r, w = os.pipe(); os.close(r); os.write(w, b"x")\nprint("WORD", RANK)',
     'class Half:\n    def __del__(self): print("WORD", RANK)\nhalf = Half(); del half',
 )
 PARTIAL = _pieces(
+    'sys.stdout.write("x" * 300_000 + "WORD")',
+    'sys.stdout.write(("WORD" * 9 + "\\r") * 2_000); sys.stdout.flush()',
+    "os.write(1, bytes(range(256)) * 200)",
+    'open(1, "wb", buffering=0, closefd=False).write(bytes(range(255, -1, -1)) * 64)',
     'print("WORD", RANK, end="")',
     'print("WORD", RANK, end="", file=sys.stderr)',
     'os.write(1, b"WORD %d" % RANK)',
@@ -72,12 +84,10 @@ FACTS = _pieces(
     'print(RANK, [os.environ.get(n) for n in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING")])',
     'for name in sorted(os.environ): print(RANK, name) if not name.startswith("DDP_") else None',
     'print(RANK, bool(os.environ["MASTER_ADDR"]), int(os.environ["MASTER_PORT"]) > 0, bool(os.environ["TORCHELASTIC_RUN_ID"]))',
-    "import threading; print(RANK, [t.name for t in threading.enumerate()], threading.current_thread() is threading.main_thread())",
     "import signal; print(RANK, [str(signal.getsignal(s)) for s in (2, 3, 1, 15, 10, 12, 13, 14, 17)], signal.pthread_sigmask(0, []))",
     "print(RANK, os.getpgrp() == os.getpid(), os.getsid(0) == os.getpid(), oct(os.umask(0o22)))",
     "import gc; print(RANK, gc.isenabled(), gc.get_threshold(), gc.callbacks, gc.get_debug())",
     "import locale; print(RANK, locale.setlocale(locale.LC_ALL), locale.getpreferredencoding())",
-    "import warnings; print(RANK, [f[:1] + f[2:3] for f in warnings.filters])",
     "import multiprocessing as mp; print(RANK, mp.get_start_method(allow_none=True), mp.current_process().name, mp.parent_process())",
     "print(RANK, sys.getrecursionlimit(), sys.getswitchinterval())",
     "print(RANK, sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.gettrace(), sys.getprofile())",
@@ -88,6 +98,12 @@ FACTS = _pieces(
     "import tempfile; print(RANK, tempfile.gettempdir() == os.environ.get('TMPDIR'))",
     'print(RANK, sorted(n for n in dir(__builtins__) if n[0].islower() and not n.startswith("_")))',
     "print(RANK, sorted(sys.modules) == sorted(set(sys.modules)), 'WORD' in sys.modules, 'json.tool' in sys.modules)",
+)
+# What the import of torch changes, and its threads: a warm rank has imported it before the script does.
+FACTS_BESIDE_TORCH = _pieces(
+    "import warnings; print(RANK, [f[:1] + f[2:3] for f in warnings.filters])",
+    "import threading; print(RANK, [t.name for t in threading.enumerate()], threading.current_thread() is threading.main_thread())",
+    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); os.kill(os.getpid(), signal.SIGUSR2); print('WORD', RANK, signal.sigwait([signal.SIGUSR2]))",
 )
 THREADS = _pieces(
     "import threading\nt = threading.Thread(target=print, args=('WORD', RANK)); t.start(); t.join()",
@@ -103,7 +119,6 @@ SIGNALS = _pieces(
     "import signal\nsignal.signal(signal.SIGUSR1, lambda n, f: print('WORD', RANK, n)); os.kill(os.getpid(), signal.SIGUSR1)",
     "import signal\nsignal.signal(signal.SIGALRM, lambda n, f: print('WORD', RANK)); signal.alarm(1); signal.pause()",
     "import signal\nsignal.signal(signal.SIGALRM, lambda n, f: None); signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause(); print('WORD', RANK)",
-    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); os.kill(os.getpid(), signal.SIGUSR2); print('WORD', RANK, signal.sigwait([signal.SIGUSR2]))",
     "import signal\nsignal.signal(signal.SIGTERM, lambda n, f: print('WORD', RANK)); os.kill(os.getpid(), signal.SIGTERM); signal.signal(signal.SIGTERM, signal.SIG_DFL)",
     "try:\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\nexcept KeyboardInterrupt:\n    print('WORD', RANK)",
     "import signal\ndef on(n, f): raise ValueError('WORD')\nsignal.signal(signal.SIGUSR1, on)\ntry: os.kill(os.getpid(), signal.SIGUSR1); time.sleep(1)\nexcept ValueError as error: print(RANK, error)",
@@ -112,6 +127,12 @@ SIGNALS = _pieces(
     "import signal, subprocess\nchild = subprocess.Popen(['sh', '-c', f'sleep 0.1; kill -CONT {os.getpid()}']); os.kill(os.getpid(), signal.SIGSTOP); print('WORD', RANK); child.wait()",
 )
 CHILDREN = _pieces(
+    "import subprocess; print(RANK, subprocess.run(['sh', '-c', 'cat; echo WORD'], input=b'x', capture_output=True).stdout)",
+    "import subprocess\ntry: subprocess.run(['sleep', '60'], timeout=0.05)\nexcept subprocess.TimeoutExpired: print('WORD', RANK)",
+    "import pty; pid, fd = pty.fork()\nif pid == 0: os.execvp('sh', ['sh', '-c', 'tty >/dev/null && echo WORD'])\nprint(RANK, os.read(fd, 99)); os.waitpid(pid, 0); os.close(fd)",
+    "import subprocess; subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; sleep 600'])",
+    "import subprocess; print(RANK, subprocess.run([sys.executable, '-m', 'launcher', '--nproc-per-node', '2', '--no-python', 'sh', '-c', 'exec 2>&1; echo WORD $RANK $WORLD_SIZE $LOCAL_RANK > /dev/null; exit 0'], capture_output=True).returncode)",
+    "import subprocess; print(RANK, subprocess.run([sys.executable, '-m', 'launcher', '--nproc-per-node', '1', '--no-python', 'sh', '-c', 'exit 7'], capture_output=True).returncode)",
     "pid = os.fork()\nif pid == 0: print('WORD child', RANK); sys.stdout.flush(); os._exit(3)\nprint('WORD', RANK, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
     "pid = os.fork()\nif pid == 0: sys.exit(9)\nprint('WORD', RANK, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
     "try: os.waitpid(os.getpid(), 0)\nexcept ChildProcessError: print('WORD', RANK)",
@@ -138,6 +159,16 @@ SPAWNING = _pieces(
     "import multiprocessing as mp\nwith mp.get_context('spawn').Pool(1) as pool: print('WORD', RANK, pool.map(abs, [-1, 2]))",
 )
 FILES = _pieces(
+    "os.mkfifo(f'WORD.{RANK}'); import threading\nthreading.Thread(target=lambda: open(f'WORD.{RANK}', 'w').write('WORD')).start(); print(RANK, open(f'WORD.{RANK}').read()); os.unlink(f'WORD.{RANK}')",
+    "import socket\nserver = socket.socket(socket.AF_UNIX); server.bind(f'WORD.{RANK}.sock'); server.listen(); client = socket.socket(socket.AF_UNIX); client.connect(f'WORD.{RANK}.sock'); client.sendall(b'WORD'); print(RANK, server.accept()[0].recv(9)); os.unlink(f'WORD.{RANK}.sock')",
+    "import socket\nserver = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(server.getsockname()); client.close(); print('WORD', RANK, server.accept()[0].recv(9))",
+    "import sqlite3; base = sqlite3.connect(f'WORD.{RANK}.db'); base.execute('create table t (a)'); base.commit(); print(RANK, base.execute('select count(*) from t').fetchall()); base.close(); os.unlink(f'WORD.{RANK}.db')",
+    "import fcntl\nwith open(f'{HERE}/WORD.lock', 'w') as file: fcntl.flock(file, fcntl.LOCK_EX); print('WORD', RANK)",
+    "import mmap; memory = mmap.mmap(-1, 4096); memory[:4] = b'WORD'[:4]; print(RANK, memory[:4])",
+    "from multiprocessing import shared_memory; block = shared_memory.SharedMemory(create=True, size=64); block.buf[0] = 7; print('WORD', RANK, block.buf[0]); block.close(); block.unlink()",
+    "print(RANK, os.get_inheritable(0), os.fstat(0).st_mode >> 12, sys.stdin.encoding, sys.stdin.errors)",
+    "print(RANK, sys.stdin.buffer.read() if RANK == 0 else '')",
+    "import select; print(RANK, select.select([sys.stdin], [], [], 5)[0] == [sys.stdin] if RANK == 0 else '')",
     "import tempfile\nwith tempfile.NamedTemporaryFile() as file: file.write(b'WORD'); print('WORD', RANK)",
     "import tempfile\nwith tempfile.TemporaryDirectory() as at: open(at + '/WORD', 'w').close(); print(RANK, os.listdir(at))",
     "os.makedirs(f'WORD.{RANK}/sub'); open(f'WORD.{RANK}/sub/file', 'w').write('WORD')",
@@ -154,6 +185,12 @@ FILES = _pieces(
     "time.sleep(0.05)",
 )
 CLOSING = _pieces(
+    "os.dup2(2, 1)",
+    "os.nice(1); os.umask(0o77); import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+    "import builtins; builtins.print = lambda *words, **how: None",
+    "sys.path.append('nowhere')",
+    "import signal; [signal.signal(each, signal.SIG_DFL) for each in (1, 2, 3, 10, 12, 15)]",
+    "sys.excepthook = None",
     "os.close(0)",
     "sys.stdin.close()",
     "sys.stdout.close()",
@@ -171,13 +208,23 @@ CLOSING = _pieces(
     is_alone=True,
 )
 TORCH = _pieces(
+    "import torch.distributed as dist, torch, threading\ndist.init_process_group('gloo'); groups = [dist.new_group() for _ in range(2)]; sums = [torch.ones(2) * RANK for _ in groups]\nthreads = [threading.Thread(target=lambda i=i: [dist.all_reduce(sums[i], group=groups[i]) for _ in range(20)]) for i in range(2)]\n[t.start() for t in threads]; [t.join() for t in threads]; print('WORD', RANK, [s.tolist() for s in sums]); dist.destroy_process_group()",
+    "import torch.distributed as dist\ndist.init_process_group('gloo'); dist.barrier()\nif RANK == 0: print('WORD'); sys.stdout.flush(); os._exit(0)\ntime.sleep(0.5)",
+    "import torch.distributed as dist, torch\ndist.init_process_group('gloo'); work = dist.all_reduce(torch.ones(2), async_op=True); work.wait(); print('WORD', RANK, work.is_completed()); dist.destroy_process_group()",
+    "import torch.multiprocessing as mp; q = mp.get_context('fork').SimpleQueue(); q.put(RANK); print('WORD', q.get())",
+    "import torch, torch.utils.data as data; print(RANK, [x.tolist() for x in data.DataLoader(torch.arange(6), batch_size=2, num_workers=2, persistent_workers=True)])",
+    "import subprocess; print(RANK, subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone', '--no-python', 'sh', '-c', 'exit 0'], capture_output=True).returncode)",
     "import torch.distributed as dist, torch\ndist.init_process_group('gloo'); x = torch.ones(3) * RANK; dist.all_reduce(x); print('WORD', RANK, x.tolist()); dist.barrier(); dist.destroy_process_group()",
     "import torch.distributed as dist, torch\ndist.init_process_group('gloo'); x = torch.arange(4.0) + RANK; dist.broadcast(x, 0); print('WORD', RANK, x.tolist())",
     "import torch.distributed as dist\ndist.init_process_group('gloo'); found = [None] * dist.get_world_size(); dist.all_gather_object(found, {'WORD': RANK}); print('WORD', RANK, found); dist.destroy_process_group()",
-    "import torch.distributed as dist\nstore = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False); store.set(f'WORD{RANK}', 'x'); print('WORD', RANK, store.get(f'WORD{RANK}'))",
     "import torch.distributed as dist\ndist.init_process_group('gloo')\ntry: dist.broadcast(None, 0)\nexcept Exception as error: print('WORD', RANK, type(error).__name__)\ndist.barrier(); dist.destroy_process_group()",
     "import torch.distributed as dist, torch\ndist.init_process_group('gloo'); torch.manual_seed(1); m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2)); m(torch.ones(2, 3) * RANK).sum().backward(); print('WORD', RANK, m.module.weight.grad.tolist()); dist.destroy_process_group()",
     "import torch; print('WORD', RANK, torch.get_num_threads(), torch.get_default_dtype(), torch.distributed.is_torchelastic_launched())",
     "import torch.distributed as dist\ndist.init_process_group('gloo'); g = dist.new_group([0]); print('WORD', RANK, dist.get_world_size(), dist.get_rank(g)); dist.monitored_barrier()",
+    needs_torch=True,
+)
+# The store of the ranks runs before them where torchrun starts them, and in a warm start.
+STORE = _pieces(
+    "import torch.distributed as dist\nstore = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False); store.set(f'WORD{RANK}', 'x'); print('WORD', RANK, store.get(f'WORD{RANK}'))",
     needs_torch=True,
 )

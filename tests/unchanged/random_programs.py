@@ -36,7 +36,11 @@ def others(leave=False):
 _WORDS = (
     "amber birch cedar delta ember fjord grove heron inlet jetty kelp larch maple north ochre pine".split()
 )
-_PYTHON = {"PYTHONWARNINGS": "always", "PYTHONHASHSEED": "0", "LC_ALL": "C", "PYTHONDEVMODE": "1"}
+_PYTHON = (
+    "PYTHONWARNINGS=always PYTHONHASHSEED=0 LC_ALL=C PYTHONDEVMODE=1 PYTHONUTF8=0 PYTHONIOENCODING=latin-1:replace "
+    "PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1 PYTHONOPTIMIZE=1 PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1 LANG=xx_XX "
+    "PYTHONTRACEMALLOC=1 PYTHONMALLOC=debug PYTHONCOERCECLOCALE=0 TZ=Asia/Tokyo"
+).split()
 _ENTRIES = ("train.py",) * 6 + (
     "./train.py",
     "src/train.py",
@@ -58,6 +62,7 @@ class Program:
     stdin: str | None  # None: /dev/null
     env: dict[str, str] = field(default_factory=dict)
     is_warm: bool = True
+    is_piped: bool = False
     needs_torch: bool = False
 
     @property
@@ -82,6 +87,8 @@ class _Writer:
         self.draw, self.seed, self.torch = draw, seed, torch
         self.nproc = draw.choice((1, 2, 2, 2, 3))
         self.streams = draw.choice(("-t 3", "-r 3") if torch else _STREAMS)
+        self.entry = draw.choice(_ENTRIES).split()
+        self.is_warm = draw.random() < 0.8
         self.turns = 0
         # Where all ranks write to one stream, their lines would run into each other: they take turns.
         self.shares_streams = self.streams not in ("-r 3", "-t 3")
@@ -98,29 +105,33 @@ class _Writer:
                 ('if __name__ == "__main__":\n    main()', 'if __name__ == "__main__": main()')
             )
             body = f"def main():\n{textwrap.indent(body, '    ')}\n{guard}"
-        entry = draw.choice(_ENTRIES).split()
         flags = [*self.streams.split(), *(("--max-restarts", str(restarts)) if restarts else ())]
-        env = dict([draw.choice(list(_PYTHON.items()))]) if draw.random() < 0.15 else {}
+        name, _, value = draw.choice(_PYTHON).partition("=")
+        env = {name: value} if draw.random() < 0.2 else {}
         return Program(
             self.seed,
             f"{HEAD}{body}\n",
             self.nproc,
             tuple(flags),
-            tuple(entry),
+            tuple(self.entry),
             draw.choice(((), (), ("--lr", "0.1"), ("a b", "", "é", "-x"))),
             draw.choice((None, None, "one\ntwo\n", "")),
             env,
-            is_warm=draw.random() < 0.8,
+            self.is_warm,
+            is_piped=draw.random() < 0.3,
             needs_torch=self.torch,
         )
 
     def _body(self) -> list[Piece]:
         draw = self.draw
         kinds = [pieces.OUTPUT] * 3 + [pieces.FACTS] * 3 + [pieces.CHILDREN] * 2
-        kinds += [pieces.THREADS, pieces.SIGNALS, pieces.FILES, pieces.SPAWNING]
+        kinds += [pieces.THREADS, pieces.SIGNALS, *[pieces.FILES] * 2, pieces.SPAWNING]
+        kinds += [] if self.torch else [pieces.FACTS_BESIDE_TORCH]
         chosen = [draw.choice(draw.choice(kinds)) for _ in range(draw.randint(1, 4))]
         if self.torch and draw.random() < 0.8:
-            chosen.insert(draw.randint(0, len(chosen)), draw.choice(pieces.TORCH))
+            has_store = self.is_warm and self.entry[0] != "--no-python"
+            kind = pieces.TORCH + (pieces.STORE if has_store else ())
+            chosen.insert(draw.randint(0, len(chosen)), draw.choice(kind))
         if self.streams == "-r 3" and draw.random() < 0.5:
             chosen.append(draw.choice(pieces.PARTIAL))
         if draw.random() < 0.12:
@@ -170,7 +181,9 @@ class _Writer:
         text = self._worded(draw.choice(texts))
         if self.nproc == 1:
             return text
-        peers = self._worded(draw.choice(endings.PEERS))
+        # The last words of several ranks would run into each other.
+        ways = endings.PEERS + (() if self.shares_streams and self.nproc > 2 else endings.LOUD_PEERS)
+        peers = self._worded(draw.choice(ways))
         leave = peers == "LEAVES"
         if leave:
             peers = "told()"

@@ -29,6 +29,7 @@ _PROGRAMS: dict[str, tuple[str, ...]] = {
     **{f"accelerate {name}": ("accelerate_own.py", name) for name in _ACCELERATE},
     "transformers": ("transformers_trainer.py",),
     "lightning": ("lightning_trainer.py",),
+    "lightning stopped": ("lightning_sigterm.py",),
     "fabric": ("fabric_loop.py",),
     "gpt": ("gpt_loop.py",),
     "images": ("image_loop.py",),
@@ -39,7 +40,7 @@ _PROGRAMS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb_offline.py",),
     "server": ("inference_server.py",),
 }
-_WITH_OUR_CLASS = ("fabric", "gpt", "images")
+_WITH_OUR_CLASS = ("accelerate test_sync", "transformers", "fabric", "gpt", "images")
 
 
 def _program(name: str, before: str = "") -> Program:

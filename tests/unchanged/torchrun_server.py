@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
@@ -51,6 +52,9 @@ def _run(order: dict[str, Any]) -> int:
         rank, failure = error.get_first_failure()
         with open(order["report"], "w") as file:
             json.dump([rank, failure.exitcode], file)
+    except SignalException as error:
+        with open(order["report"], "w") as file:
+            json.dump(int(error.sigval), file)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:  # the traceback that torchrun would print
