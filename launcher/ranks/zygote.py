@@ -79,7 +79,6 @@ def warm_command(
 
 class Zygote:
     is_pooled = False  # forked from a template of the warm pool
-    has_learned = False  # ... that has imported what an earlier command had learned
 
     def __init__(self, pid: int, control: socket.socket, warm: bool) -> None:
         self.pid = pid
@@ -100,12 +99,11 @@ class Zygote:
         scratch: str,
         warm: bool,
         signal_mask: Iterable[int] = (),
-        lesson: dict[str, Any] | None = None,
     ) -> Zygote:
         ours, theirs = socket.socketpair()
         config = {"fd": theirs.fileno(), "cgroup": cgroup, "scratch": scratch, "agent": os.getpid()}
         if warm:
-            argv, env = warm_command(spec, env, {**config, "learns": spec.learn_imports, "lesson": lesson})
+            argv, env = warm_command(spec, env, {**config, "learns": spec.learn_imports})
         else:
             argv = (sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config))
         os.set_inheritable(theirs.fileno(), True)

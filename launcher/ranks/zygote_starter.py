@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.ranks.binding import read_binding
 from launcher.ranks.worker_env import shared_env
@@ -36,7 +36,6 @@ class ZygoteStarter:
         self.scratch = scratch.place(str(os.getpid()))
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._scratch_lock = -1
-        self.lesson: dict[str, Any] | None = None  # where the first zygote keeps what it learns, for the pool
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def use(self, entry: EntryPoint) -> bool:
@@ -52,10 +51,8 @@ class ZygoteStarter:
         """Start a zygote with the limits and the signal mask that the agent started with: the ranks inherit them."""
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
         try:
-            mask, lesson = self._signal_mask, self.lesson
-            self.lesson = None
             return Zygote.start(
-                self._spec, self.env, self.cgroup, self.scratch, self.warm, signal_mask=mask, lesson=lesson
+                self._spec, self.env, self.cgroup, self.scratch, self.warm, signal_mask=self._signal_mask
             )
         finally:
             self.permit_open_files()

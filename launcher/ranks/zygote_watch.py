@@ -41,7 +41,7 @@ class ZygoteWatch:
         self.zygote = zygote
         self._is_ready = False
         self._lost_in_a_row = 0
-        self.has_learned = zygote.has_learned  # it has imported what the script did
+        self.has_learned = False  # it has imported what the script did
         self._reports: asyncio.Queue[list[Report] | None] = asyncio.Queue()
 
     async def use(self, entry: EntryPoint) -> bool:

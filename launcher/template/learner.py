@@ -34,7 +34,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import fast_exit, first_step, import_records, lessons, memory
+from . import fast_exit, first_step, import_records, memory
 from .import_recorder import ImportRecorder
 from .import_records import Verdict
 from .messages import Learned
@@ -61,20 +61,14 @@ _generators: list[random.Random] = []
 
 
 class Learner:
-    """`become_child` is called first in each fork; `tell` sends the report.
-
-    `lesson`: where to keep what was learned for the next command with the script; see `lessons`.
-    """
+    """`become_child` is called first in each fork; `tell` sends the report."""
 
     def __init__(
         self,
         become_child: Callable[[], None],
         tell: Callable[[Learned], None],
-        lesson: dict[str, Any] | None = None,
     ) -> None:
-        self._become_child, self._tell, self._lesson = become_child, tell, lesson
-        self._modules: list[lessons.Module] = []
-        self._forked_at = time.time()
+        self._become_child, self._tell = become_child, tell
         self._started_at = time.monotonic()
         self._shared: dict[int, mmap.mmap] = {}
         self._pages: dict[int, str] = {}
@@ -95,7 +89,6 @@ class Learner:
         self._shared[local_rank] = mmap.mmap(-1, _RECORD_BYTES)
         self._pages[local_rank] = variables.get(first_step.PAGE_VARIABLE, "")
         self._of_each_rank.update(variables)
-        self._forked_at = time.time()
         now = self._started_at = time.monotonic()
         self._quiet = _Quiet(dict.fromkeys(self._shared, 0), now, now + _LOOK_S)
 
@@ -185,18 +178,8 @@ class Learner:
         self._refused |= self._round.refused
         count, took_s = len(sys.modules) - self._round.modules_before, time.monotonic() - self._round.began
         if count:
-            self._keep_lesson(self._round)
             self._tell(Learned(count, took_s, tuple(self._round.imported), tuple(self._refused.items())))
         self._round = None
-
-    def _keep_lesson(self, done: _Round) -> None:
-        self._modules += done.learned
-        if self._lesson is None:
-            return
-        files = lessons.files_of_user(self._lesson["script"], done.records, sys.path, _STDLIB)
-        if (marks := lessons.marks_before(files, self._forked_at)) is not None:
-            lesson = lessons.Lesson(tuple(self._lesson["args"]), tuple(self._modules), marks)
-            lessons.write(self._lesson["path"], lesson)
 
 
 def may_learn(name: str) -> bool:
@@ -206,14 +189,6 @@ def may_learn(name: str) -> bool:
     what each rank needs for itself (a lock).
     """
     return name.partition(".")[0] in _PACKAGES
-
-
-def learn_again(lesson: lessons.Lesson) -> None:
-    """Import what an earlier zygote has learned, in a template of the warm pool."""
-    for name, variables in lesson.modules:
-        if name not in sys.modules:
-            with under(variables), _noting_generators(_generators):
-                attempt(name)
 
 
 class _Quiet(NamedTuple):
@@ -240,7 +215,6 @@ class _Round:
         self._text = b""
         self._passed: list[Candidate] = []
         self.imported: list[str] = []
-        self.learned: list[lessons.Module] = []
         self.refused: dict[str, str] = {}
         self.began, self.modules_before = time.monotonic(), len(sys.modules)
 
@@ -291,7 +265,6 @@ class _Round:
         with under(candidate.variables), _noting_generators(_generators), _without_gc():
             if not attempt(candidate.name):
                 self.imported.append(candidate.name)
-                self.learned.append((candidate.name, candidate.variables))
 
     def end(self) -> None:
         """End the trial, if one runs."""

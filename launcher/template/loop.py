@@ -44,7 +44,6 @@ class Loop:
         warm_obstacle: str = "",
         warm: bool = True,
         learns: bool = False,
-        lesson: dict[str, Any] | None = None,
     ) -> None:
         self._control = control
         self._inbox = wire.Inbox(control)
@@ -69,7 +68,7 @@ class Loop:
         if learns and self._warm:
             from .learner import Learner
 
-            self._learner = Learner(self._become_trial, self._learned, lesson)
+            self._learner = Learner(self._become_trial, self._learned)
 
     def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
         """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""

@@ -3,7 +3,6 @@
     pool.json     the settings. The pool is on as long as this file exists
     NAME.sock     the socket of a template
     NAME.json     its key, written when it is ready
-    NAME.lesson   what a command that it fits has learned (see `lessons`)
     seeds         locked by processes that will become templates
     notes         why commands started cold, and why templates ended
 

@@ -10,6 +10,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
+from .import_variables import is_read_natively
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -17,26 +19,29 @@ Key = dict[str, str]
 _VARIABLE = "variable "
 _MOST_WORDS = 4
 
-# They tell a process about the terminal or login that it was started from. No import of a template reads them, and
-# each command sets its own in the ranks.
-OF_THE_TERMINAL = frozenset(
-    "_ SHLVL OLDPWD COLUMNS LINES WINDOW WINDOWID STY TMUX TMUX_PANE TERM_SESSION_ID ITERM_SESSION_ID GPG_TTY "
-    "SSH_CLIENT SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SSH_AGENT_PID XDG_SESSION_ID KONSOLE_DBUS_SESSION "
-    "VTE_VERSION KITTY_WINDOW_ID WEZTERM_PANE VSCODE_IPC_HOOK_CLI VSCODE_GIT_IPC_HANDLE".split()
-)
-# Of one call of `ddp.launch`: read by its command and by the program of its ranks, after the import.
-OF_A_CALL = frozenset(("DDP_CALL_FOLDER", "DDP_ENDING_FILE"))
-_NOT_IN_THE_KEY = OF_THE_TERMINAL | OF_A_CALL
-_OPTIONS = ("DDP_LAUNCH_", "PET_")  # options of the command, which has read them
+_NOT_SET = ""
+# Read by the interpreter at its start, or by the C library: no import shows that.
+_READ_AT_START = tuple("PYTHON LC_ LANG LOCPATH LD_ GLIBC_TUNABLES TZ HOME SETUPTOOLS_ COVERAGE_".split())
 
 
 def of_variables(environ: Mapping[str, str]) -> Key:
-    """Values appear as digests: the key is written to a file, and variables hold passwords."""
-    return {
-        _VARIABLE + name: digest(f"{name}={value}")
-        for name, value in environ.items()
-        if name not in _NOT_IN_THE_KEY and not name.startswith(_OPTIONS)
-    }
+    """All variables of a command, as digests: the key is written to a file, and variables hold passwords."""
+    return {_VARIABLE + name: digest(f"{name}={value}") for name, value in environ.items()}
+
+
+def of_template(key: Key, read: Iterable[str]) -> Key:
+    """The key of the command that has started the template, without the variables that do not matter.
+
+    `read`: the names that its imports have read, whether they were set or not.
+    """
+    names = {_VARIABLE + name for name in read}
+    kept = {name: value for name, value in key.items() if name in names or _is_of_start(name)}
+    return dict.fromkeys(names, _NOT_SET) | kept
+
+
+def _is_of_start(name: str) -> bool:
+    variable = name.removeprefix(_VARIABLE)
+    return variable == name or variable.startswith(_READ_AT_START) or is_read_natively(variable)
 
 
 def digest(text: str) -> str:
@@ -47,30 +52,15 @@ def name_of(key: Key) -> str:
     return digest(json.dumps(sorted(key.items())))
 
 
-_LEARNED = "learned imports"
-
-
-def learned(key: Key, args: Iterable[str]) -> Key:
-    """The key of the template that has also imported what the script does with these arguments.
-
-    What a script sets in the environment before it imports a module may depend on its arguments.
-    """
-    return key | {_LEARNED: digest(json.dumps(list(args)))}
-
-
-def has_learned(key: Key) -> bool:
-    return _LEARNED in key
-
-
 def differences(mine: Key, theirs: Key) -> list[str]:
-    """Say in words how the command differs from the one that a template was started by."""
+    """Say in words why a template does not serve a command. `theirs`: see `of_template`."""
     found = []
-    for name in sorted(mine.keys() | theirs.keys()):
-        here, there = mine.get(name), theirs.get(name)
+    for name in sorted(theirs.keys() | {each for each in mine if _is_of_start(each)}):
+        here, there = mine.get(name, _NOT_SET), theirs.get(name, _NOT_SET)
         if here == there:
             continue
         if name.startswith(_VARIABLE):
-            what = "is set" if there is None else "is not set" if here is None else "has another value"
+            what = "has another value" if here and there else "is set" if here else "is not set"
             found.append(f"{name} {what}")
         else:
             found.append(f"{name} is {here or 'unknown'}, not {there or 'unknown'}")

@@ -9,11 +9,6 @@ quick: either the reason why not, or a fork (`guardian`), whose fork in turn con
 
 The template itself never runs a job. So nothing of a job can reach the next one, and many jobs can run at a time.
 
-When a command has learned what its script imports, the template forks another one, which imports the same. It serves
-while the arguments of the script are the same, and no file of the user has changed that the ranks have executed
-(`lessons`). So there are two templates for a script: one with its imports, and one for the script when it has been
-edited.
-
 It ends when it has served nobody for a while, when it is told to, and when a file that it has imported has changed.
 """
 
@@ -27,19 +22,18 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import command_line, freshness, guardian, learner, lessons, memory, pool_key, pool_wire
+from . import command_line, freshness, guardian, memory, pool_key, pool_wire
 from .forking import fork, freeze_garbage
 from .handover import Handover
 from .pool_folder import Unusable, open_folder, peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .freshness import Snapshot
     from .pool_folder import Folder
 
 _REQUEST_S = 2.0
-_SPARE_BYTES = 2 << 30
 _STEP_S = 30.0  # between two looks at the folder
 
 
@@ -53,7 +47,6 @@ class Template:
         self._own = os.stat(folder.inside(f"{self._name}.sock")).st_ino
         self._jobs: dict[int, int] = {}  # guardians, by the descriptor that shows their end
         self._poll = select.poll()
-        self._branched = ""  # the name of the last template that it has forked
         self._served = 0
         self._born = self._used = time.monotonic()
         self._snapshot: Snapshot | None = None
@@ -69,14 +62,10 @@ class Template:
         if (used := memory.own_bytes()) > self._config["most_bytes"]:
             self.end(f"it takes {used >> 20} MiB, more than --warm-memory permits")
         self._folder.announce(self._name, self._config["key"])
-        if (handover := self._branch()) is not None:
-            return handover
         while True:
             for fd, _events in self._poll.poll(self._patience_s() * 1000 + 1):
                 if fd in self._jobs:
                     self._job_ended(fd)
-                    if (handover := self._branch()) is not None:
-                        return handover
                 elif (handover := self._accept()) is not None:
                     return handover
             if not self._is_listed():
@@ -141,58 +130,10 @@ class Template:
         connection.close()
         return None
 
-    def _branch(self) -> Handover | None:
-        """Begin a template that has learned, if there is something to learn. Return only in its zygotes."""
-        lesson = lessons.take(self._folder.inside(f"{self._name}.lesson"))
-        if lesson is None or pool_key.has_learned(self._config["key"]):
-            return None
-        key = pool_key.learned(self._config["key"], lesson.args)
-        name = pool_key.name_of(key)
-        with self._folder.locked():
-            settings = self._folder.settings()
-            others = [each for each in self._folder.templates() if each not in (name, self._branched)]
-            if (
-                settings is None
-                or len(others) >= settings.most_templates
-                or memory.free_bytes() < _SPARE_BYTES
-            ):
-                return None
-            for before in {name, self._branched} & set(self._folder.templates()):
-                self._end_other(before)
-            listener, self._branched = self._folder.listen(name), name
-        if not _is_forked_apart():
-            listener.close()
-            return None
-        try:
-            self._forget_jobs()
-            title = f"{self._config['title']} with its imports"
-            changes = {"listener": listener.detach(), "name": name, "key": key, "title": title}
-            learner.learn_again(lesson)
-            branch = Template(self._config | changes, self._folder, self._shadowed)
-            snapshot = freshness.take(sys.modules, sys.path, freshness.loaded_libraries())
-            if reason := _threads():
-                branch.end(reason)
-            return branch.serve(snapshot._replace(files=snapshot.files | lesson.files))
-        except BaseException:
-            os._exit(70)
-
-    def _end_other(self, name: str) -> None:
-        """End the template that has learned from the script before its last change, or with other arguments."""
-        with contextlib.suppress(OSError), self._folder.connect(name, _REQUEST_S) as connection:
-            pool_wire.send(connection, {"want": "end"})
-            pool_wire.receive(connection)
-        self._folder.forget(name)
-
-    def _forget_jobs(self) -> None:
-        self._listener.close()
-        for fd in self._jobs:
-            os.close(fd)
-        self._jobs.clear()
-
     def _why_not(self, request: dict[str, Any]) -> str:
         assert self._snapshot is not None
-        if request["key"] != self._config["key"]:
-            return "the command differs from the one that the template was made for"
+        if differences := pool_key.differences(request["key"], self._config["key"]):
+            return f"the command differs from the one that the template was made for: {differences[0]}"
         return freshness.change(self._snapshot) or self._shadowed()
 
     def _note_job(self, pid: int) -> None:
@@ -247,9 +188,10 @@ class Template:
 
 
 def serve(
-    config: dict[str, Any], obstacle: str, shadowed: Callable[[], str]
+    config: dict[str, Any], obstacle: str, read: Iterable[str], shadowed: Callable[[], str]
 ) -> tuple[Handover, tuple[bytes, bytes]]:
-    """Be a template. Return in a zygote, with what the imports have printed."""
+    """Be a template. Return in a zygote, with what the imports have printed. `read`: variables."""
+    config = config | {"key": pool_key.of_template(config["key"], read)}
     try:
         folder = open_folder(config["folder"])
         template = Template(config, folder, shadowed)
@@ -266,19 +208,6 @@ def serve(
         template.end(reason)
     printed = _printed(config["output"][0]), _printed(config["output"][1])
     return template.serve(snapshot), printed
-
-
-def _is_forked_apart() -> bool:
-    """Fork. Return True in the new process, which is no child of this one."""
-    pid, obstacle = fork()
-    if obstacle:
-        return False
-    if pid:
-        os.waitpid(pid, 0)
-        return False
-    if fork()[0] != 0:
-        os._exit(0)
-    return True
 
 
 def _threads() -> str:

@@ -12,10 +12,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors, fast_exit, freshness, threshold
+from . import descriptors, fast_exit, freshness, import_variables, threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 
@@ -23,6 +23,7 @@ CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     """Serve as the zygote. In each rank, return whether the user has their own sitecustomize."""
     config = json.loads(os.environ.pop(CONFIG_VARIABLE))
+    reads = import_variables.Reads()
     pool = config.get("pool")  # this process is a template of the warm pool
     descriptors.close_inherited(*((pool["listener"], *pool["output"]) if pool else (config["fd"],)))
     threshold.hide_hook(hook_folder, config["pythonpath"])
@@ -38,14 +39,15 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     obstacle = freshness.starts_code_of_the_user() or _without_gc(_import_torch)
     _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # __mp_main__ is the script
     obstacle = obstacle or _preload(config["preload"]) or _shadowed(config["path0"], settled)
+    read = reads.end()
     if pool:
-        config = _await_command(pool, obstacle, lambda: _shadowed(config["path0"], settled))
+        config = _await_command(pool, obstacle, read, lambda: _shadowed(config["path0"], settled))
         started = time.monotonic()
 
     from _ddp_launch import loop
 
     control = socket.socket(fileno=config["fd"])
-    rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"], lesson=config.get("lesson"))
+    rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"])
     rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
     put_marks()
     fast_exit.arrange()
@@ -55,11 +57,13 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     return users_own_exists
 
 
-def _await_command(pool: dict[str, Any], obstacle: str, shadowed: Callable[[], str]) -> dict[str, Any]:
+def _await_command(
+    pool: dict[str, Any], obstacle: str, read: Iterable[str], shadowed: Callable[[], str]
+) -> dict[str, Any]:
     """Be a template of the warm pool. Return in the zygote of a command, with its configuration."""
     from _ddp_launch import handover, loop, pooled  # noqa: F401  # before the fork: each zygote needs the loop
 
-    handed, printed = pooled.serve(pool, obstacle, shadowed)
+    handed, printed = pooled.serve(pool, obstacle, read, shadowed)
     handover.take_over(handed, pool["args"], printed)
     config: dict[str, Any] = handed.request["config"]
     return config | {"fd": handed.fds[0]}

@@ -9,12 +9,13 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from launcher.template import pool_wire
+from launcher.template import pool_key, pool_wire
 from launcher.template.pool_folder import peer
 from launcher.warm_pool.pooled_zygote import PooledZygote
 
 if TYPE_CHECKING:
     from launcher.template.pool_folder import Folder
+    from launcher.template.pool_key import Key
 
 _REPLY_S = 1.0
 _END_S = 3.0
@@ -22,6 +23,12 @@ _END_S = 3.0
 
 class NotServed(Exception):
     """Why no template serves this command."""
+
+
+def serving(folder: Folder, name: str, key: Key) -> str:
+    """Return the name of a template that can serve a command with this key; else its own name."""
+    fitting = [each for each, theirs in folder.keys().items() if not pool_key.differences(key, theirs)]
+    return next((each for each in fitting if is_there(folder, each)), name)
 
 
 def take(folder: Folder, name: str, request: dict[str, Any]) -> PooledZygote:

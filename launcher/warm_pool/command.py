@@ -62,12 +62,13 @@ def _make_template(folder: Folder, spec: LaunchSpec) -> str:
     if not starter.warm:
         raise CannotWarm(f"no template of {spec.entry.target}: {starter.obstacle}")
     recipe = recipe_of(spec, starter, folder)
-    if not client.is_there(folder, recipe.name):
+    name = client.serving(folder, recipe.name, recipe.key)
+    if not client.is_there(folder, name):
         os.close(seed.plant(recipe))
     began = time.monotonic()
-    while recipe.name not in folder.templates() and time.monotonic() - began < _BEGIN_S:
+    while name not in folder.templates() and time.monotonic() - began < _BEGIN_S:
         time.sleep(_LOOK_S)
-    found = client.state(folder, recipe.name, _IMPORT_S)
+    found = client.state(folder, name, _IMPORT_S)
     if found is None:
         raise CannotWarm(
             f"the template of {recipe.title} has ended. {''.join(folder.notes()[-1:])}",

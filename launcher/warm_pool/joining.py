@@ -5,12 +5,9 @@ Only commands whose user has turned a pool on do more here than look for a folde
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from launcher.settings.spec import EntryKind
 from launcher.template.pool_folder import Folder, Unusable, open_folder, usual_place
 
 if TYPE_CHECKING:
@@ -50,32 +47,30 @@ def _take_or_plant(spec: LaunchSpec, starter: ZygoteStarter, folder: Folder) -> 
 
     recipe = recipe_of(spec, starter, folder)
     keys = folder.keys()
-    if spec.learn_imports and spec.entry.kind is EntryKind.SCRIPT:
-        learned = pool_key.learned(recipe.key, spec.entry.args)
-        if pool_key.name_of(learned) in keys:
-            with contextlib.suppress(client.NotServed):  # an edited script, for example
-                request = _request(spec, starter, recipe) | {"key": learned}
-                zygote = client.take(folder, pool_key.name_of(learned), request)
-                zygote.has_learned = True
-                return zygote
-        script = os.path.realpath(spec.entry.target)
-        path = os.path.join(os.path.abspath(folder.path), f"{recipe.name}.lesson")
-        starter.lesson = {"path": path, "script": script, "args": spec.entry.args}
-    if recipe.name in keys:
-        try:
-            return client.take(folder, recipe.name, _request(spec, starter, recipe))
-        except client.NotServed as reason:
-            why = str(reason)
-    elif recipe.name in folder.templates() and client.is_there(folder, recipe.name):
-        why = "its template still imports torch"
-    else:
-        missed = pool_key.why_missed(recipe.key, list(keys.values()))
-        why = f"no template fits: {missed}" if missed else "there is no template yet"
+    why = "its template still imports torch" if _imports(folder, recipe) else ""
+    for name, key in keys.items():
+        if not pool_key.differences(recipe.key, key):
+            try:
+                return client.take(folder, name, _request(spec, starter, recipe))
+            except client.NotServed as reason:
+                why = str(reason)
+    missed = pool_key.why_missed(recipe.key, list(keys.values()))
+    why = why or (f"no template fits: {missed}" if missed else "there is no template yet")
     folder.note(f"{recipe.title} started cold: {why}")
     from launcher.warm_pool import seed
 
     _seeds.append(seed.plant(recipe))
     return None
+
+
+def _imports(folder: Folder, recipe: Recipe) -> bool:
+    from launcher.warm_pool import client
+
+    return (
+        recipe.name in folder.templates()
+        and not folder.is_ready(recipe.name)
+        and client.is_there(folder, recipe.name)
+    )
 
 
 def recipe_of(spec: LaunchSpec, starter: ZygoteStarter, folder: Folder) -> Recipe:
@@ -107,6 +102,5 @@ def _request(spec: LaunchSpec, starter: ZygoteStarter, recipe: Recipe) -> dict[s
             "cgroup": starter.cgroup,
             "scratch": starter.scratch,
             "learns": spec.learn_imports,
-            "lesson": starter.lesson,
         },
     }

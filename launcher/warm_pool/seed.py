@@ -82,7 +82,7 @@ def _become(recipe: Recipe) -> None:
     folder = recipe.folder
     with folder.locked():
         settings = folder.settings()
-        if settings is None or client.is_there(folder, recipe.name):
+        if settings is None or client.is_there(folder, client.serving(folder, recipe.name, recipe.key)):
             return
         if memory.free_bytes() < _LEAST_FREE_BYTES:
             folder.note(f"no template of {recipe.title}: less than 1 GiB of memory is free")

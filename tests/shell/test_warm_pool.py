@@ -173,7 +173,7 @@ def test_functions_of_ddp_launch_start_from_one_template(user: User) -> None:
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "variable": ({"env": {"OMP_NUM_THREADS": "3"}}, "variable OMP_NUM_THREADS has another value"),
-    "new variable": ({"env": {"NEW": "1"}}, "variable NEW is set"),
+    "new variable": ({"env": {"PYTHONSAFEPATH": ""}}, "variable PYTHONSAFEPATH is set"),
     "umask": ({"preexec_fn": lambda: os.umask(0o077)}, "process Umask is 0077, not 0022"),
     "nice": ({"preexec_fn": lambda: os.nice(1)}, "process nice is "),
     "limit": ({"preexec_fn": lambda: _limit_core()}, "limit CORE is "),
@@ -202,6 +202,20 @@ def test_what_a_rank_would_inherit_otherwise_starts_cold(which: str, user: User)
     assert sorted(user.launch(**change).splitlines()) == ran()
     assert f"train.py started cold: no template fits: {words}" in user.status()
     eventually(lambda: user.served() == [0, 0], what="a template for each of them")
+
+
+def test_a_variable_matters_only_if_the_imports_have_read_it(user: User) -> None:
+    torch = user.folder / "fake" / "torch" / "__init__.py"
+    torch.write_text(torch.read_text() + "import os\nREAD = os.environ.get('READ')\n")
+    user.script("import os, torch\nprint(torch.READ, os.environ.get('RUN_ID'), flush=True)\n")
+    user.start_with_template()
+    assert user.launch(env={"RUN_ID": "7"}).splitlines() == ["None 7"] * 2
+    assert user.launch(env={"RUN_ID": "8"}).splitlines() == ["None 8"] * 2
+    again = user.run("warm", "start", "--nproc-per-node", "2", "train.py", env={"RUN_ID": "9"})
+    assert "is ready" in again.stdout
+    assert user.served() == [2]
+    assert user.launch(env={"READ": "now"}).splitlines() == ["now None"] * 2
+    assert "train.py started cold: no template fits: variable READ is set" in user.status()
 
 
 def _limit_core() -> None:
@@ -397,7 +411,7 @@ def test_a_command_without_the_pool(user: User) -> None:
 @pytest.mark.nightly
 def test_there_are_no_more_templates_than_permitted(user: User) -> None:
     first = user.start_with_template("--warm-templates", "1")
-    user.launch(env={"NEW": "1"})
+    user.launch(env={"OMP_NUM_THREADS": "3"})
     eventually(lambda: not _lives(first))
     user.await_template()
     assert "another one takes its place" in user.status()
@@ -443,47 +457,3 @@ def test_wrong_words(words: tuple[str, ...], said: str, user: User) -> None:
     done = user.run("warm", *words)
     assert done.returncode == 2
     assert said in done.stderr
-
-
-LEARNS = """
-import os, sys, time
-os.environ["FLAG"] = "of the script"
-started_with = "numpy" in sys.modules
-import numpy, own_part, m_last
-print("started with it:", started_with, numpy.VALUE, flush=True)
-if os.path.exists(os.path.join(os.environ["THERE"], "stay")):
-    time.sleep(60)
-"""
-
-
-def _status_has(user: User, words: str) -> bool:
-    return words in user.status()
-
-
-def test_an_unchanged_script_starts_with_what_an_earlier_command_has_learned(user: User) -> None:
-    packages = (
-        user.folder / "site-packages"
-    )  # with a numpy of this test, because only some packages are learned
-    packages.mkdir()
-    (packages / "numpy.py").write_text("import os\nVALUE = os.environ.get('FLAG')")
-    (packages / "m_last.py").write_text("")
-    (user.folder / "own_part.py").write_text("")
-    user.env["PYTHONPATH"] += f"{os.pathsep}{packages}"
-    user.script(LEARNS)
-    user.start_with_template()
-    (user.there / "stay").write_text("0")
-    job = user.begin(stdout=subprocess.PIPE)
-    assert job.stdout is not None
-    assert b"started with it: False of the script" in job.stdout.readline()
-    lesson = eventually(lambda: list(user.pool.glob("*.lesson")), what="what the command has learned")
-    assert b"numpy" in lesson[0].read_bytes()
-    (user.there / "stay").unlink()
-    job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=SOON_S)
-    eventually(lambda: _status_has(user, "train.py with its imports"), what="the template that has learned")
-    assert user.launch().splitlines() == ["started with it: True of the script"] * 2
-    assert user.launch("train.py", "--other").splitlines() == ["started with it: False of the script"] * 2
-    assert user.launch("--no-learn-imports", "train.py").count("False") == 2
-    (user.folder / "own_part.py").write_text("import os\nos.environ['FLAG'] = 'edited'")
-    assert user.launch().splitlines() == ["started with it: False of the script"] * 2
-    assert _status_has(user, f"with its imports has ended: {user.folder / 'own_part.py'} has changed")
