@@ -210,9 +210,5 @@ options: install
 screenshots: install-test
 	DDP_SCREENSHOTS=docs/img $(PYTEST) -q tests/web/test_page_in_chromium.py -k screen_reader
 
-# docs/errors.md and docs/errors/ are made from the table of error codes; a test holds them together.
-errors: install
-	$(BIN)/python docs/errors.py
-
 clean:
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache *.egg-info build dist

@@ -109,7 +109,7 @@ def _entries(nav: object) -> Iterator[str]:
 
 
 # People search for what they want to do. Otherwise, pages that mention everything come first.
-_LESS = ("source/", "decisions/", "reference/", "errors/", "faults", "performance", "nightly", "supply-chain")
+_LESS = ("source/", "decisions/", "reference/", "errors", "faults", "performance", "nightly", "supply-chain")
 
 
 def weight_of(uri: str) -> float:

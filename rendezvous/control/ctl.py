@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain_code(word: str) -> int:
-    from rendezvous.explained.table import contents, explanation
+    from rendezvous.control.explain import contents, explanation
 
     text = explanation(word) if word else contents()
     if text is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 import sys
 from pathlib import Path
 
@@ -15,9 +14,7 @@ import pytest
 from launcher import cli
 from launcher.settings.arguments import UsageError
 from rendezvous import main as service
-from rendezvous.control import ctl
-from rendezvous.explained.entry import text
-from rendezvous.explained.table import AREAS, ENTRIES, contents, explanation
+from rendezvous.control import ctl, explain
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
@@ -34,24 +31,41 @@ def test_no_code_was_removed_or_given_to_something_else() -> None:
     assert len(set(KEPT)) == len(Code.__members__), "two names have the same code"
 
 
-def test_each_code_has_one_entry_with_all_its_parts() -> None:
-    assert [each.code for each in ENTRIES] == list(Code)
-    for each in ENTRIES:
-        assert each.code[4] in AREAS
-        assert each.meaning.endswith(".")
-        assert each.causes
-        assert each.actions
-        assert "\n" not in each.meaning + each.example
-        assert text(each, 80).isascii()
-        assert each.page == "" or (ROOT / "docs" / f"{each.page}.md").exists(), each.page
+def test_each_code_has_one_section_with_all_its_parts() -> None:
+    """Each error that is raised has a code of the table, so each has a section, and no section is of something else."""
+    assert re.findall(r"^### (.*)", explain.page(), re.MULTILINE) == [
+        f"{code}: {code.phrase}" for code in Code
+    ]
+    for code in Code:
+        text = explain.explanation(code)
+        assert text is not None
+        parts = (
+            r"(.+\.)\n\nWhy it happens:\n- .+\n\nWhat to do:\n- .+\n\nExample:\n  .+ \[(.*)\](\n\nMore: .*)?"
+        )
+        found = re.fullmatch(rf"{code}: .*\n\n{parts}", text, re.DOTALL)
+        assert found, text
+        assert found[2] == code
+        assert text.isascii()
+        page = (found[3] or "").removeprefix("\n\nMore: ddp-launch docs ")
+        assert page == "" or (ROOT / "docs" / f"{page}.md").exists(), page
 
 
-def test_pages_are_made_from_the_table() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "errors.py"))["pages"]()
-    there = {f"errors/{path.name}" for path in (ROOT / "docs" / "errors").iterdir()}
-    assert there == made.keys() - {"errors.md"}, "run `make errors`"
-    for name, words in made.items():
-        assert (ROOT / "docs" / name).read_text() == words, "run `make errors`"
+def test_codes_are_in_the_area_of_their_digit() -> None:
+    areas = re.split(r"^## .*", explain.page(), flags=re.MULTILINE)[1:]
+    digits = [set(re.findall(r"^### DDP-(\d)", area, re.MULTILINE)) for area in areas]
+    assert digits == [{str(digit)} for digit in range(1, 9)]
+
+
+def test_explain_reads_the_page_of_an_installed_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "launcher" / "pages"
+    installed.mkdir(parents=True)
+    (installed / "errors.md").write_text("## A\n\n### DDP-1001: unknown option\n\nAs it is there.\n")
+    monkeypatch.setattr(explain, "_INSTALLED", tmp_path)
+    assert explain.explanation("1001") == "DDP-1001: unknown option\n\nAs it is there."
+    assert explain.explanation("1002") is None
+    assert explain.contents().startswith("A:\n  DDP-1001  unknown option\n")
 
 
 @pytest.mark.parametrize("word", ["DDP-5004", "ddp-5004", "5004", "[DDP-5004]"])
@@ -60,13 +74,13 @@ def test_explain_prints_the_page_of_a_code(word: str, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert said.startswith("DDP-5004: rank exception\n")
     assert "What to do:" in said
-    assert said.rstrip("\n") == explanation("5004")
+    assert said.rstrip("\n") == explain.explanation("5004")
 
 
 def test_explain_without_a_code_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert ctl.main(["explain"]) == 0
-    assert capsys.readouterr().out.rstrip("\n") == contents()
-    assert all(code in contents() for code in Code)
+    assert capsys.readouterr().out.rstrip("\n") == explain.contents()
+    assert all(code in explain.contents() for code in Code)
 
 
 def test_explain_of_an_unknown_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +140,7 @@ def test_every_code_is_used() -> None:
         path.read_text()
         for package in ("launcher", "rendezvous", "ddp")
         for path in (ROOT / package).rglob("*.py")
-        if "explained" not in path.parts and path.name != "error_codes.py"
+        if path.name != "error_codes.py"
     )
     source += (ROOT / "_ddp_launch_entry.py").read_text()
     unused = [code.name for code in Code if f"Code.{code.name}" not in source and code.value not in source]

@@ -47,9 +47,8 @@ CORE = {
         ),
     },
     "rendezvous": {
-        *"access control diagnosing explained machine replay rounds service session_replay submit values".split(),
+        *"access control diagnosing machine replay rounds service session_replay submit values".split(),
         "web",
-        *within("explained", "entry failures joining library serving table usage"),
         *within("client", "session_rules"),
         *within("control", "log_lines top_table why_text"),
         *within(
@@ -134,7 +133,7 @@ SHELL = {
         ),
         *within(
             "control",
-            "commands ctl ctl_calls ctl_text formats replay service top why",
+            "commands ctl ctl_calls ctl_text explain formats replay service top why",
         ),
         *within("replay", "journal journal_file"),
         *within(
@@ -186,9 +185,7 @@ CORE_AND_SHELL = (
         "launcher",
         "answers failure health hosts joining machine notify output plan preflight ranks settings sources warm_pool",
     )
-    | within(
-        "rendezvous", "access client control diagnosing explained replay rounds service submit values web"
-    )
+    | within("rendezvous", "access client control diagnosing replay rounds service submit values web")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
 )
 
@@ -271,7 +268,6 @@ ROOMS = {
         "values": set(),
         "metrics": set(),
         "signals": set(),
-        "explained": {"values"},
         "coded_parser": {"values"},
         "completion": set(),
         "grpc_io": set(),
@@ -294,7 +290,7 @@ ROOMS = {
         "main": set("access coded_parser completion grpc_io replay service signals store values web".split()),
         "submit": {"access", "values"},
         "control": set(
-            "client coded_parser codec completion explained grpc_io local replay service submit values".split()
+            "client coded_parser codec completion grpc_io local replay service submit values".split()
         ),
         "torchrun": {"client", "values"},
         "job_page": set("access client control embedded grpc_io local_calls metrics web".split()),
