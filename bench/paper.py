@@ -27,9 +27,8 @@ from models import Writer, resnet
 from shown import ROOT, machine, write_between_markers
 
 from launcher.plan import step_model
-from launcher.plan.network import Cluster, Link
 from launcher.plan.profile import Gradient, Profile
-from launcher.plan.transports import NVLINK, TRANSPORTS
+from launcher.plan.step_model import NVLINK, TRANSPORTS, Cluster, Link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@
 
 Needs root, `ip` and `tc`: hosts are network namespaces of this machine, joined by a switch (bridge). The link of each
 host is limited in both directions. `--fit` times all-reduces of one rank per host, and prints the constants of
-`launcher/plan/transports.py` that fit best. Without it, steps are predicted with the constants of that file, and then
+`launcher/plan/step_model.py` that fit best. Without it, steps are predicted with the constants of that file, and then
 run. No run of a step has been used for the fit. All hosts share the processors of this machine, so a profile is made
 with as many ranks as the job has.
 """
@@ -23,9 +23,8 @@ from hosts import bandwidth, play, switched, why_not
 from shown import ROOT, machine, write_between_markers
 
 from launcher.plan import step_model
-from launcher.plan.network import Cluster, Link
-from launcher.plan.profiling import record_profile
-from launcher.plan.transports import TRANSPORTS, usual_inside
+from launcher.plan.command import record_profile
+from launcher.plan.step_model import TRANSPORTS, Cluster, Link, usual_inside
 
 if TYPE_CHECKING:
     from launcher.plan.profile import Profile

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import platform
 
-from launcher.preflight import compiled_core
+from launcher.preflight import versions
 from launcher.preflight.versions import torch_version
 from launcher.version import VERSION
 from rendezvous.values.wire_names import PROTOCOL
 
 
 def text() -> str:
-    core = compiled_core.state()
+    core = versions.state()
     if core == "compiled":
-        core += f", {compiled_core.kernels()} kernels"
+        core += f", {versions.kernels()} kernels"
     else:
         core += "; collectives of CPU tensors use Gloo"
     return "\n".join(

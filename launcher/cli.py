@@ -18,8 +18,8 @@ from launcher.machine import devices
 from launcher.settings import checks
 from launcher.settings.arguments import CommandLine, UsageError, read_arguments
 from launcher.settings.assemble import HostEnvironment, assemble, entry_point, run_id
+from launcher.settings.checks import read_config
 from launcher.settings.config import Settings, config_path, merge, unknown_variables
-from launcher.settings.config_file import read_config
 from launcher.settings.values import printable
 from rendezvous.values.error_codes import Code, with_code
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.answers import restart_clock
 from launcher.answers.desk import Desk
-from launcher.answers.restart_watch import RestartWatch
-from launcher.answers.traces import Traces
+from launcher.answers.restart_watch import RestartWatch, Traces
 from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, CheckpointOver, StallDetected

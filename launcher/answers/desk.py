@@ -35,7 +35,7 @@ from rendezvous.values.questions import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.answers.traces import Traces
+    from launcher.answers.restart_watch import Traces
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles

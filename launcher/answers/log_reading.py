@@ -4,7 +4,7 @@ Every answer names the place up to which it has read each stream, so that the ne
 interrupted `ddpctl logs -f` too. Places count all bytes of a stream since its start. If the size limit has removed
 bytes after a place, the next piece says how many.
 
-A stream is read in segments between the marks of its history (`launcher.output.log_history`), oldest first over all
+A stream is read in segments between the marks of its history (`launcher.output.log_file`), oldest first over all
 streams. A segment ends at the last complete line; the rest belongs to the next one, unless the line is very long.
 """
 
@@ -20,8 +20,7 @@ from rendezvous.values.questions import MOST_LOG_BYTES, LogPiece, LogPieces, Log
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from launcher.output.log_file import Log, StreamKey
-    from launcher.output.log_history import Kept
+    from launcher.output.log_file import Kept, Log, StreamKey
     from rendezvous.values.questions import LogsWanted
 
 _LONG_LINE = 64 * 1024

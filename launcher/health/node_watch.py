@@ -20,9 +20,8 @@ from launcher.health.node_health import Health, NodeReading
 from launcher.health.phase_times import phase_times
 from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
-from launcher.settings.scratch_names import timer_file
-from launcher.sources.poll import Poll
-from launcher.sources.source import Source
+from launcher.settings.spec import timer_file
+from launcher.sources.source import Poll, Source
 from launcher.supervised import Phase
 from rendezvous.service.web import Web
 from rendezvous.values.events import NodeHealth, PhaseTimesReported

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.sources.poll import Poll
+    from launcher.sources.source import Poll
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Interfaces that the host creates itself: their drops do not describe the network.

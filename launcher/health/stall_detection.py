@@ -35,7 +35,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.health import signs
-from launcher.settings.budgets import ASLEEP_S
+from launcher.settings.spec import ASLEEP_S
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import ASK_EARLY_S, MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import HELD, RankPhase, RankView
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from launcher.health.signs import Signs
-    from launcher.settings.budgets import Budgets
+    from launcher.settings.spec import Budgets
     from rendezvous.values.rank_view import Collective, GroupView
 
 _CALLS_OF_START = 50  # a script without steps has begun when it has been through so many collectives

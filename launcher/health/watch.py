@@ -12,14 +12,14 @@ from launcher.health import stall_detection
 from launcher.health.process_signs import signs_of
 from launcher.health.signs import WINDOW_S
 from launcher.health.stall_detection import Watch
-from launcher.settings.budgets import ASLEEP_S
+from launcher.settings.spec import ASLEEP_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.signs import Signs
-    from launcher.settings.budgets import Budgets
+    from launcher.settings.spec import Budgets
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import RankView
 

@@ -10,12 +10,14 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from launcher.machine import nvml
 from launcher.machine import nvml as names
-from launcher.machine.gpu_state import Fabric, Gpu, NvLink, PcieLink, Process
-from launcher.machine.small_files import text_of
+from launcher.machine.gpu_state import UNKNOWN_NODE, Device, Fabric, Gpu, Layout, NvLink, PcieLink, Process
+from launcher.machine.small_files import names_in, text_of
 
 if TYPE_CHECKING:
     from launcher.machine.nvml import Nvml
+
 
 # Bits of nvml.h
 _SLOWED_BY = {
@@ -164,3 +166,37 @@ def _processes(nvml: Nvml, device: Any) -> tuple[Process, ...]:
                 for pid, memory, *_ in rows
             )
     return ()
+
+
+# --- reads how GPUs and network cards of this node are connected, from NVML and sysfs ---------------
+
+
+def read_layout(root: str = "/sys", library: str = nvml.LIBRARY) -> Layout:
+    """A layout without GPUs if there is no driver."""
+    with nvml.driver(library) as opened:
+        gpus = () if opened is None else tuple(read_all(opened, index) for index in range(opened.count()))
+    sound = tuple(gpu for gpu in gpus if not gpu.lost)
+    if not sound:
+        return Layout()
+    homes = tuple(_node_of(f"{root}/bus/pci/devices/{gpu.bus}") for gpu in sound)
+    cards = _devices(f"{root}/class/infiniband") or _devices(f"{root}/class/net")
+    nodes = [
+        name
+        for name in names_in(f"{root}/devices/system/node")
+        if name[:4] == "node" and name[4:].isdecimal()
+    ]
+    return Layout(sound, homes, cards, len(nodes))
+
+
+def _devices(folder: str) -> tuple[Device, ...]:
+    """Those that are hardware; a virtual interface has no file of a NUMA node."""
+    found = [(name, text_of(f"{folder}/{name}/device/numa_node").strip()) for name in names_in(folder)]
+    return tuple(Device(name, _number(text)) for name, text in found if text)
+
+
+def _node_of(device: str) -> int:
+    return _number(text_of(f"{device}/numa_node").strip())
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else UNKNOWN_NODE

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from launcher.exchange import StartRanks
 from launcher.notify import job_events
 from launcher.notify.job_events import EventKind, JobEvent
-from launcher.notify.subscribers import Subscribers, now_in_utc
 from launcher.supervised import Phase
 from rendezvous.values.events import Ended, Stop
 
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
     from rendezvous.values.types import Outcome
+
 
 _GENERATIONS_KEPT = 1000
 
@@ -131,3 +138,139 @@ class Announcer:
     def _export(self, spans: Callable[[], Sequence[Span]]) -> None:
         if self._exporter is not None:
             self._exporter.put(self._boundary.called("making a trace", spans, ()))
+
+
+# --- subscribers ------------------------------------------------------------------------------------
+#
+# Passes events to the command of `--on-event` and to entry points, in order, on a thread of its own.
+#
+# A command that is slow, fails or hangs delays only the events after it. At the end of the job the agent waits a short
+# time for what is left.
+
+GROUP = "ddp_launch.events"
+VARIABLE = "DDP_LAUNCH_EVENT"
+_COMMAND_S = 30.0
+_AT_THE_END_S = 10.0
+_WAITING = 256  # events
+_SHOWN_CHARS = 300
+
+
+class Subscribers:
+    def __init__(self, command: str, say: Callable[[str], None]) -> None:
+        """`say` writes one line and may be called from any thread."""
+        self._command, self._say = command, say
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+        self._entry_points: list[tuple[str, Callable[[dict[str, Any]], Any]]] | None = None
+        self._told: set[str] = set()
+        self._process: subprocess.Popen[bytes] | None = None  # of the command that runs now
+        self._is_over = False
+
+    def put(self, event: dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+            self._thread.start()
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            self._tell_once(f"{_WAITING} events wait for --on-event; the events after them are lost")
+
+    def close(self) -> None:
+        """Wait until all events are passed on, for a limited time."""
+        if self._thread is None:
+            return
+        with suppress(queue.Full):
+            self._events.put_nowait(None)
+        self._thread.join(_AT_THE_END_S)
+        if self._thread.is_alive():
+            limit = f"{_AT_THE_END_S:g} s after the job"
+            self._tell_once(f"--on-event has not finished within {limit}: what still ran was killed")
+            self._is_over = True
+            if self._process is not None:
+                _kill(self._process)
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            if self._command:
+                self._run_command(event)
+            for name, function in self._functions():
+                try:
+                    function(dict(event))
+                except Exception as error:
+                    self._tell_once(
+                        f"the entry point {name} ({GROUP}) failed: {type(error).__name__}: {error}"
+                    )
+
+    def _functions(self) -> list[tuple[str, Callable[[dict[str, Any]], Any]]]:
+        if self._entry_points is None:
+            self._entry_points = []
+            if not _may_have_entry_points():
+                return []
+            from importlib import metadata
+
+            for point in metadata.entry_points(group=GROUP):
+                try:
+                    self._entry_points.append((point.name, point.load()))
+                except Exception as error:
+                    words = f"{type(error).__name__}: {error}"
+                    self._tell_once(f"the entry point {point.name} ({GROUP}) cannot be loaded: {words}")
+        return self._entry_points
+
+    def _run_command(self, event: dict[str, Any]) -> None:
+        try:
+            process = self._process = subprocess.Popen(
+                ["/bin/sh", "-c", self._command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=os.environ | {VARIABLE: event["event"]},
+                # Ctrl-C is for the job, and ends no message about it. In the agent's session, or the clean-up after
+                # a zygote would take it for a process that a rank has left behind.
+                process_group=0,
+            )
+        except OSError as error:
+            return self._tell_once(f"--on-event: cannot start the command: {error.strerror}")
+        try:
+            _out, err = process.communicate(json.dumps(event).encode() + b"\n", _COMMAND_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            process.communicate()
+            return self._tell_once(
+                f"--on-event: the command took longer than {_COMMAND_S:g} s and was killed"
+            )
+        if process.returncode:
+            last = " ".join(err.decode(errors="replace").split())[-_SHOWN_CHARS:]
+            self._tell_once(f"--on-event: the command ended with exit code {process.returncode}: {last}")
+        return None
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told and not self._is_over:
+            self._told.add(text)
+            self._say(f"ddp-launch: {text}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _may_have_entry_points() -> bool:
+    """Whether some installed package names the group. `importlib.metadata` would take ten times as long."""
+    wanted = f"[{GROUP}]".encode()
+    for folder in sys.path:
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if entry.name.endswith((".dist-info", ".egg-info")) and wanted in _content(entry.path):
+                    return True
+    return False
+
+
+def _content(folder: str) -> bytes:
+    with suppress(OSError), open(os.path.join(folder, "entry_points.txt"), "rb") as file:
+        return file.read()
+    return b""
+
+
+def now_in_utc() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

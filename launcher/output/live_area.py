@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from launcher.output.lines import without_c1
-from launcher.output.screen_row import BLANK, Cell, Row, cells_of, rendered
+from launcher.output.screen import BLANK, Cell, Row, cells_of, rendered
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:

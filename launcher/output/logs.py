@@ -1,8 +1,8 @@
 """Carries a rank's output: channel -> pump thread -> the rank's file and the terminal.
 
-A channel is a pipe, or a pseudo-terminal if the stream is shown on a terminal (`launcher.output.channels`). One daemon
-thread per agent waits on all channels at once. Apart from output it wakes only for a progress bar that is due or a
-request of the control thread. The control thread never writes to the terminal and never waits for it. `say`,
+A channel is a pipe, or a pseudo-terminal if the stream is shown on a terminal (`launcher.output.rank_stream`). One
+daemon thread per agent waits on all channels at once. Apart from output it wakes only for a progress bar that is due or
+a request of the control thread. The control thread never writes to the terminal and never waits for it. `say`,
 `progress` and the end of a generation are requests that the pump runs between two chunks, so that their lines are whole
 too. Streams belong to the pump. One lock protects what both threads use.
 
@@ -26,16 +26,21 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from launcher.output import channels, lines
-from launcher.output.channels import PIPE_SIZE, READ_SIZE, Channels
-from launcher.output.filtered_files import FilteredFiles
+from launcher.output import lines, rank_stream
 from launcher.output.keyboard import Keyboard
-from launcher.output.latest_streams import LatestStreams
 from launcher.output.lines import RankLabel
-from launcher.output.live_display import LiveDisplay
 from launcher.output.log_file import LogFiles, link_folder
-from launcher.output.rank_display import display_of, label_columns
-from launcher.output.rank_stream import STREAM_NAMES, RankStream, key_of
+from launcher.output.rank_display import LiveDisplay, display_of, label_columns
+from launcher.output.rank_stream import (
+    PIPE_SIZE,
+    READ_SIZE,
+    STREAM_NAMES,
+    Channels,
+    FilteredFiles,
+    LatestStreams,
+    RankStream,
+    key_of,
+)
 from launcher.output.terminal import Terminal, same_place, write_from_background
 from launcher.output.throttle import NOTICE_AFTER_S, Backlogs, Throttle
 from launcher.settings.spec import Streams
@@ -43,8 +48,8 @@ from launcher.settings.spec import Streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from launcher.output.latest_streams import Move
     from launcher.output.rank_display import RankDisplay, Shown
+    from launcher.output.rank_stream import Move
     from launcher.settings.spec import LogSpec
 
 __all__ = ["LogPump", "RankLabel"]
@@ -205,7 +210,7 @@ class LogPump:
         if terminal and terminal.is_drawn and self._log.terminal == "auto":
             channel = self._channels.open_terminal(*self._size_for(label, terminal))
         else:
-            channel = channels.open_pipe()
+            channel = rank_stream.open_pipe()
         display = display_of(self._log, label, terminal, channel.is_terminal) if terminal else None
         new = RankStream(label, stream, channel, self.files.open(path, key_of(label, stream)), display)
         self.latest.add(new)
@@ -319,7 +324,7 @@ class LogPump:
 
     def _read(self, stream: RankStream, now: float) -> None:
         try:
-            chunk = channels.read(stream.fd)
+            chunk = rank_stream.read(stream.fd)
         except BlockingIOError:
             return
         if not chunk:
@@ -363,7 +368,7 @@ class LogPump:
     def _resize(self) -> None:
         for stream in list(self._streams.values()):
             if stream.has_terminal and stream.terminal:
-                channels.resize(stream.fd, *self._size_for(stream.label, stream.terminal))
+                rank_stream.resize(stream.fd, *self._size_for(stream.label, stream.terminal))
 
     def _relabel(self, moved: list[tuple[RankStream, RankLabel]]) -> None:
         for stream, label in moved:

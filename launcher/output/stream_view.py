@@ -19,7 +19,7 @@ from launcher.output.screen import Finished, Screen
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from launcher.output.screen_row import Row
+    from launcher.output.screen import Row
 
 INTERPRETED = 512 * 1024  # bytes a second, and at most half of it at once
 

@@ -14,8 +14,7 @@ from launcher.plan.step_model import BUCKET_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.plan.buckets import Bucket
-    from launcher.plan.network import Link
+    from launcher.plan.step_model import Bucket, Link
 
 
 def play_ring(begins: Sequence[float], link: Link, nbytes: float, collective_s: float = 0.0) -> list[float]:

@@ -6,7 +6,7 @@
             links between them in O(log n) rounds, and compare versions
 
 The data is gathered here, each part in its own thread and with a time limit, so a disk or a driver that hangs delays
-only its own check. `launcher.preflight.checkup`, `launcher.preflight.gpu_checkup` and `launcher.preflight.link_plan`
+only its own check. `launcher.preflight.checkup`, `launcher.preflight.checkup` and `launcher.preflight.link_plan`
 evaluate the data, without I/O.
 
 An agent runs the checks and sends the result when it joins (`NodeFacts.healthy`). The service excludes a node that

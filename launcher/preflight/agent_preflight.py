@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.joining.connect import CannotConnect, open_session_of
-from launcher.preflight import checkup, host, source_checkup
+from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import gather
 from launcher.stop_requests import unless_stopped
@@ -113,12 +113,12 @@ def _conditions(checks: Sequence[Check], level: str) -> tuple[Check, ...]:
     """
     if level in ("quick", "full"):
         return tuple(checks)
-    return tuple(check for check in checks if check.name.startswith(source_checkup.NAME))
+    return tuple(check for check in checks if check.name.startswith(checkup.NAME))
 
 
 def _what_next(report: Report) -> str:
     failed = [check for check in report.checks if check.grade is Grade.FAIL]
-    if all(check.name.startswith(source_checkup.NAME) for check in failed):
+    if all(check.name.startswith(checkup.NAME) for check in failed):
         return "Repair the node, leave a finding out with --health-ignore NAME, or remove --health-source"
     return "Run `ddp-launch doctor` to see all checks, or use --preflight off to skip them"
 

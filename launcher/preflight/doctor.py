@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from launcher import daemon_threads
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.output.lines import is_colored
-from launcher.preflight import table
+from launcher.preflight import checkup
 from launcher.preflight.agent_preflight import clock_checks, mtu_of
 from launcher.preflight.checkup import exit_code
 from launcher.preflight.facts import gather
@@ -97,11 +97,11 @@ def _as_table(report: Report, when: str) -> str:
     except OSError:
         width = 100
     colored = is_colored(when, os.isatty(1), os.environ)
-    return table.table(report, width=max(60, min(width, 120)), color=colored)
+    return checkup.table(report, width=max(60, min(width, 120)), color=colored)
 
 
 def _as_json(report: Report) -> str:
-    return json.dumps(table.as_json(report), indent=2, ensure_ascii=False)
+    return json.dumps(checkup.as_json(report), indent=2, ensure_ascii=False)
 
 
 def _show(text: str) -> None:

@@ -9,30 +9,28 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.machine.layout import Layout, in_words
-from launcher.machine.layout_reading import read_layout
+from launcher.machine import nvml
+from launcher.machine.gpu_reading import read_all, read_layout
+from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
+from launcher.machine.kernel_log import PATH as KERNEL_LOG
+from launcher.machine.kernel_log import logged_xids
+from launcher.machine.small_files import text_of
 from launcher.output.log_folder import temporary_roots
-from launcher.preflight import (
-    checkup,
-    compiled_core,
-    gpu_checkup,
-    gpus,
-    host,
-    placement,
-    source_checkup,
-    versions,
-)
-from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
+from launcher.preflight import checkup, host, versions
+from launcher.preflight.checkup import MB, Check, Gpus, Grade, Report, skipped
 from launcher.sources.source import Source, SourceFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from launcher.settings.spec import LaunchSpec
 
+
+if TYPE_CHECKING:
     Part = Callable[[], tuple[Check, ...]]
 
 _PART_S = 3.0
@@ -53,10 +51,10 @@ async def gather(spec: LaunchSpec, level: str) -> Report:
     laid_out = asyncio.ensure_future(_laid_out(spec, level))
     found = [check for checks in await asyncio.gather(*work) for check in checks]
     layout = await laid_out
-    block, problem = placement.place_of(spec.topology, os.environ, layout)
+    block, problem = checkup.place_of(spec.topology, os.environ, layout)
     found += [
-        *(placement.judge_layout(layout, spec.numa_binding, os.environ) if level != "off" else ()),
-        *placement.judge_place(spec.topology, block, problem),
+        *(checkup.judge_layout(layout, spec.numa_binding, os.environ) if level != "off" else ()),
+        *checkup.judge_place(spec.topology, block, problem),
     ]
     if full:
         found += await _self_test(spec)
@@ -67,7 +65,7 @@ async def gather(spec: LaunchSpec, level: str) -> Report:
 
 async def _laid_out(spec: LaunchSpec, level: str) -> Layout:
     """Empty if the driver does not answer in time; the check of the GPUs reports that."""
-    if level == "off" and spec.topology != placement.NVLINK:
+    if level == "off" and spec.topology != checkup.NVLINK:
         return Layout()
     with contextlib.suppress(Exception):
         return await asyncio.wait_for(asyncio.to_thread(read_layout), _SLOW_S)
@@ -84,21 +82,21 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
     yield "network", lambda: checkup.judge_network(host.network(spec))
     yield "versions", lambda: (_versions(spec),)
     if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
-        yield "core", lambda: (checkup.judge_core(compiled_core.state()),)
-    yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(os.environ), wanted=wants_gpus)
+        yield "core", lambda: (checkup.judge_core(versions.state()),)
+    yield "GPUs", lambda: checkup.judge_gpus(gpus(os.environ), wanted=wants_gpus)
 
 
 def _sources(spec: LaunchSpec) -> Iterator[tuple[str, Part]]:
     for place in spec.health_sources:
         source = Source(place, spec.health_ignored)
-        yield source_checkup.name_of(place), partial(_asked, source)
+        yield checkup.name_of(place), partial(_asked, source)
 
 
 def _asked(source: Source) -> tuple[Check, ...]:
     try:
-        return (source_checkup.judge_source(source.place, source.ask(os.environ)),)
+        return (checkup.judge_source(source.place, source.ask(os.environ)),)
     except SourceFailed as error:
-        return (source_checkup.judge_failure(source.place, str(error)),)
+        return (checkup.judge_failure(source.place, str(error)),)
 
 
 def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:
@@ -124,7 +122,7 @@ def _versions(spec: LaunchSpec) -> Check:
 
 
 def _bound_of(name: str, full: bool) -> float:
-    slow = name == "GPUs" or name.startswith(source_checkup.NAME)
+    slow = name == "GPUs" or name.startswith(checkup.NAME)
     return _FULL_PART_S if full else _SLOW_S if slow else _PART_S
 
 
@@ -184,5 +182,67 @@ def _read_self_test(out: bytes, err: bytes, returncode: int) -> tuple[Check, ...
         )
     if "problem" in results:
         return (skipped("load test", results["problem"]),)
-    tests = [gpu_checkup.SelfTest(**each) for each in results["results"]]
-    return tuple(gpu_checkup.judge_self_test(test, tests) for test in tests)
+    tests = [checkup.SelfTest(**each) for each in results["results"]]
+    return tuple(checkup.judge_self_test(test, tests) for test in tests)
+
+
+# --- gathers the data of GPUs for their checks: from NVML, the PCIe bus and the kernel log ----------
+
+_NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
+_MODULE = "/proc/driver/nvidia/version"
+
+
+def gpus(environ: Mapping[str, str], library: str = nvml.LIBRARY, kernel_log: str = KERNEL_LOG) -> Gpus:
+    on_bus = _on_bus()
+    found = _ask_driver(library)
+    if not found.present and not on_bus and not os.path.exists(_MODULE):
+        return Gpus(problem=found.problem, mismatch=found.mismatch)
+    xids, readable = logged_xids(kernel_log)
+    chosen = visible_indexes(environ.get("CUDA_VISIBLE_DEVICES"), [_name(gpu) for gpu in found.gpus])
+    return replace(
+        found,
+        gpus=tuple(found.gpus[index] for index in sorted(set(chosen))),
+        on_bus=on_bus,
+        xids=xids,
+        log_readable=readable,
+        uptime_s=time.clock_gettime(time.CLOCK_MONOTONIC),
+    )
+
+
+def _name(gpu: Gpu) -> GpuName:
+    return GpuName(gpu.bus, gpu.uuids, gpu.name)
+
+
+def _ask_driver(library: str) -> Gpus:
+    try:
+        opened = nvml.Nvml(library)
+    except OSError:
+        return Gpus()  # no driver
+    except nvml.NvmlError as error:
+        module = f" (kernel module: {version})" if error.is_mismatch and (version := _module()) else ""
+        return Gpus(problem=f"the driver does not respond: {error}{module}", mismatch=error.is_mismatch)
+    try:
+        found = tuple(read_all(opened, index) for index in range(opened.count()))
+        return Gpus(found, len(found), driver=opened.text("nvmlSystemGetDriverVersion"))
+    finally:
+        opened.close()
+
+
+def _module() -> str:
+    """The release of the driver's kernel module, such as 550.54.14."""
+    words = text_of(_MODULE).split("\n")[0].split()
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+
+
+def _on_bus() -> int:
+    root, count = "/sys/bus/pci/devices", 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            device = f"{root}/{name}"
+            if text_of(f"{device}/vendor").strip() == _NVIDIA and _is_display(text_of(f"{device}/class")):
+                count += 1
+    return count
+
+
+def _is_display(pci_class: str) -> bool:
+    return pci_class[:6] in _DISPLAYS

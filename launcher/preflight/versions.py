@@ -9,11 +9,16 @@ import os
 import platform
 import re
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import TYPE_CHECKING
 
 from launcher.machine.small_files import text_of
 from launcher.preflight.checkup import Versions
 from launcher.settings.import_path import import_path
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def versions(python: str = "") -> Versions:
@@ -76,3 +81,41 @@ def driver_version() -> str:
         return loaded
     found = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)\s", text_of("/proc/driver/nvidia/version"))
     return found[1] if found else ""
+
+
+# --- compiled core ----------------------------------------------------------------------------------
+#
+# Whether the compiled parts of `ddp` are installed and can be loaded. `ddp` itself is not imported.
+
+_PARTS = ("ddp.groups._native", "ddp.telemetry._page")
+NOT_COMPILED = "not compiled"
+
+
+def state() -> str:
+    """Return `compiled`, `NOT_COMPILED`, or why it cannot be loaded."""
+    try:
+        for name in _PARTS:
+            _load(name)
+    except FileNotFoundError:
+        return NOT_COMPILED
+    except ImportError as error:
+        return f"cannot be loaded ({error})"
+    return "compiled"
+
+
+def kernels() -> str:
+    """The instructions that the core computes with, for example avx512. Call it only if the core is compiled."""
+    return str(_load(_PARTS[0]).kernels())
+
+
+def _load(name: str) -> ModuleType:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    base = os.path.join(root, *name.split("."))
+    path = next((base + suffix for suffix in EXTENSION_SUFFIXES if os.path.exists(base + suffix)), "")
+    if not path:
+        raise FileNotFoundError(base)
+    # Under its last name, without its package: `import ddp` later loads it as usual.
+    loader = ExtensionFileLoader(name.rpartition(".")[2], path)
+    spec = spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None
+    return module_from_spec(spec)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.machine.layout import visible_by_links
-from launcher.machine.layout_reading import read_layout
+from launcher.machine.gpu_reading import read_layout
+from launcher.machine.gpu_state import visible_by_links
 from launcher.machine.nvml import LIBRARY
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.settings.budgets import Budgets
+from launcher.settings.spec import Budgets
 from launcher.settings.values import BadValue, positive_duration, quote
 
 _FORM = (

@@ -6,19 +6,451 @@ option whose text is "1" or "0". torchrun's options keep torchrun's names, meani
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from typing import TYPE_CHECKING
 
-from launcher.settings import failure_values, host_names, name_lists, values
+from launcher.settings import failure_values, host_names, values
 from launcher.settings.budget_text import hang_timeout
-from launcher.settings.health_options import MONITORING, PREFLIGHT
-from launcher.settings.log_options import LOGS
+from launcher.settings.debug_option import debug
+from launcher.settings.health_values import (
+    health_address,
+    health_ignored,
+    health_sources,
+    http_url,
+    stragglers,
+)
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
 from launcher.settings.option import torch as _torch
 from launcher.settings.option import torch_switch as _torch_switch
-from launcher.settings.pool_options import POOL
-from launcher.settings.rank_options import RANKS
+from launcher.settings.stop_conditions import stop_conditions
+from launcher.settings.values import BadValue, quote
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+
+# --- name lists -------------------------------------------------------------------------------------
+#
+# Parse options whose value is a list of names: environment variables, modules, units of the network.
+
+_MOST_UNITS = 8  # of a place in the network
+
+
+def variables(value: str) -> tuple[str, ...]:
+    """Parse environment variables, each NAME, NAME* or NAME=VALUE; ',,' stands for a comma."""
+    found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
+    for each in found:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
+            raise BadValue(
+                f"invalid variable name {quote(each)}",
+                "NAME[=VALUE][,...]",
+                "WANDB_API_KEY,MODE=fast",
+            )
+    return found
+
+
+def modules(value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    for each in found:
+        if not all(part.isidentifier() for part in each.split(".")):
+            raise BadValue(f"invalid module name {quote(each)}", "MODULE[,...]", "torch._dynamo,transformers")
+    return found
+
+
+def place(value: str) -> str:
+    """Parse a path of names, such as pod1/rack7; a single word may also name a source."""
+    form = ("names separated by /, at most 8 of them", "pod1/rack7")
+    parts = value.strip().strip("/").split("/")
+    if len(parts) > _MOST_UNITS or not all(re.fullmatch(r"[A-Za-z0-9_.:-]{1,24}", part) for part in parts):
+        raise BadValue("not a place in the network", *form)
+    return "/".join(parts)
+
+
+# --- health options ---------------------------------------------------------------------------------
+#
+# Options of pre-flight checks and monitoring, a part of the table in launcher/settings/options.py.
+
+PREFLIGHT = (
+    _ours(
+        "--preflight",
+        "off|report|quick|full",
+        "report",
+        values.choice("off", "report", "quick", "full"),
+        "check this node before it joins. report: print what is wrong; ranks start all the same. quick: a node that "
+        "fails does not run ranks. full: also run a short load test on CPU and GPUs, and measure the network between "
+        "all nodes. `ddp-launch doctor` shows all results",
+    ),
+    _ours(
+        "--preflight-paths",
+        "DIR[,...]",
+        None,
+        values.paths,
+        "directories for checkpoints, checked like the log directory; without --preflight, this implies "
+        "--preflight quick",
+    ),
+    _ours(
+        "--health-source",
+        "SOURCE[,...]",
+        None,
+        health_sources,
+        "ask SOURCE about this node before it joins, and every 30 s while ranks run; a node that it calls unfit does "
+        "not join. kubernetes: conditions, taints and labels of the pod's node (node-problem-detector, NVSentinel); an "
+        "http:// or https:// URL: metrics of a DCGM exporter, or JSON; a path: a file with either, or with the report "
+        "of dcgmi health -c -j. A source that fails never stops a job",
+    ),
+    _ours(
+        "--health-ignore",
+        "NAME[,...]",
+        None,
+        health_ignored,
+        "conditions, taints, labels or metrics that --health-source leaves out",
+    ),
+    _switch("--json", "with `ddp-launch doctor`: print the results as JSON", reach=Reach.FLAG),
+)
+
+MONITORING = (
+    _ours(
+        "--stragglers",
+        "off|report|exclude[,...]",
+        "report",
+        stragglers,
+        "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
+        "next restart if enough nodes remain. A rank is a straggler if it takes 1.5 times the median time in three "
+        "consecutive windows of 20 s; add factor=NUMBER or window=TIME to change these defaults",
+    ),
+    _ours(
+        "--stop-when",
+        "CONDITION[;...]",
+        None,
+        stop_conditions,
+        "end the job, without a restart, when a condition is true. NAME is nan: a rank prints that NAME, for example "
+        "loss, is not a number, or passes it to ddp.status; output matches REGEX: a line of a rank's output does; "
+        "throughput < PERCENT% for TIME: the ranks take fewer steps in TIME than this share of those in their best "
+        "time of this length",
+    ),
+    _ours(
+        "--on-event",
+        "COMMAND",
+        None,
+        values.text,
+        "run this shell command when the job starts, restarts or ends, and when a node or a rank is in trouble. It "
+        "gets the event as JSON on standard input",
+    ),
+    _ours(
+        "--otlp-endpoint",
+        "URL",
+        None,
+        http_url,
+        "export traces of restarts and of the job to this OTLP endpoint, over HTTP, for example http://collector:4318 "
+        "(default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)",
+    ),
+    _switch(
+        "--web",
+        "serve a page that shows and controls this job in a browser, on a free port of 127.0.0.1; the command prints "
+        "its URL with a token for one login. It needs the extra `web`: pip install 'ddp-launch[web]'",
+    ),
+    Option(
+        "--health-port",
+        "serve /livez, /readyz and /metrics over HTTP; PORT alone listens on 127.0.0.1 only",
+        health_address,
+        "[ADDRESS:]PORT",
+        foreign=("DDP_HEALTH_PORT", str),
+    ),
+)
+
+
+# --- options of logs and the terminal ---------------------------------------------------------------
+
+_MOST_MIB = 1 << 20
+
+
+def bars(value: str) -> Literal["first", "all", "none"] | tuple[int, ...]:
+    match value:
+        case "first" | "all" | "none":
+            return value
+        case _:
+            return values.numbers(value, "local ranks", values.MAX_RANKS_PER_NODE)
+
+
+LOGS = (
+    _torch(
+        "--log-dir",
+        "DIR",
+        None,
+        values.path,
+        "keep the logs of the ranks in this directory, in one folder per run",
+    ),
+    _torch(
+        "--redirects",
+        "STREAMS",
+        "0",
+        values.streams,
+        "write these streams to the log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
+        short="-r",
+    ),
+    _torch(
+        "--tee",
+        "STREAMS",
+        "0",
+        values.streams,
+        "write these streams to the log file and the terminal; same values as -r",
+        short="-t",
+    ),
+    _torch(
+        "--local-ranks-filter",
+        "N[,...]",
+        None,
+        partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE),
+        "show only the output of these local ranks on the terminal",
+    ),
+    _torch(
+        "--duplicate-stdout-filters",
+        "TEXT[,...]",
+        None,
+        values.filters,
+        "also copy stdout lines that contain one of these texts to a separate file; write ',,' for a comma",
+    ),
+    _torch(
+        "--duplicate-stderr-filters",
+        "TEXT[,...]",
+        None,
+        values.filters,
+        "same for stderr lines",
+    ),
+    Option(
+        "--log-prefix",
+        "prefix of each line; fields: {node} {rank} {local_rank} {role} {generation} (number of the attempt, which "
+        "increases at each restart)",
+        values.prefix,
+        "TEMPLATE",
+        "[{node}:{rank}] ",
+        foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", values.prefix_from_torch),
+    ),
+    _ours(
+        "--color",
+        "WHEN",
+        "auto",
+        values.choice("auto", "always", "never"),
+        "when to use color: auto (on a terminal, unless NO_COLOR is set), always, never",
+    ),
+    _ours(
+        "--progress",
+        "WHEN",
+        "auto",
+        values.choice("auto", "always", "never"),
+        "when to show the progress line at the bottom: auto (on a terminal), always, never",
+    ),
+    _ours(
+        "--terminal",
+        "WHEN",
+        "auto",
+        values.choice("auto", "never"),
+        "when ranks get a terminal, so that libraries show progress bars and colors: auto (for output that is shown on "
+        "a terminal), never",
+    ),
+    _ours(
+        "--bars",
+        "first|all|none|N[,...]",
+        "first",
+        bars,
+        "local ranks whose progress bars are redrawn at the bottom of a terminal; first: the lowest local rank that "
+        "is shown",
+    ),
+    _switch(
+        "--journal",
+        "keep a journal of what the agent and its service were given, in the folder of the logs, for `ddpctl replay`",
+        default="1",
+        negatable=True,
+    ),
+    _ours(
+        "--journal-limit",
+        "MIB",
+        "8",
+        partial(values.count, least=1, most=_MOST_MIB),
+        "size at which a journal begins a new file; the file before is kept",
+    ),
+)
+
+
+# --- options of the warm pool (`ddp-launch warm`) ---------------------------------------------------
+
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MEMORY_FORM = ("a number with a unit (MiB, GiB)", "2GiB")
+
+
+def memory(value: str) -> int:
+    """Parse an amount of memory: 512MiB, 1.5GiB."""
+    number, unit = value.strip()[:-3], value.strip()[-3:]
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise values.BadValue("not an amount of memory", *_MEMORY_FORM) from None
+    if size <= 0:
+        raise values.BadValue("the amount must be greater than 0", *_MEMORY_FORM)
+    return size
+
+
+POOL = (
+    _switch(
+        "--warm-pool",
+        "fork the ranks from a template of the warm pool, if `ddp-launch warm start` has turned it on",
+        default="1",
+        negatable=True,
+    ),
+    _ours(
+        "--warm-idle",
+        "TIME",
+        "30m",
+        values.positive_duration,
+        "for `ddp-launch warm start`: a template ends when no command has used it for this time, and the pool with its "
+        "last template",
+    ),
+    _ours(
+        "--warm-templates",
+        "N",
+        "2",
+        partial(values.count, least=1, most=64),
+        "for `ddp-launch warm start`: how many templates there may be at a time; each serves one script in one "
+        "environment",
+    ),
+    _ours(
+        "--warm-memory",
+        "SIZE",
+        "2GiB",
+        memory,
+        "for `ddp-launch warm start`: how much memory the templates may take together when a new one is started",
+    ),
+    _ours(
+        "--warm-dir",
+        "DIR",
+        None,
+        values.path,
+        "private folder of the pool (default: ddp-launch-warm in /run/user/UID, or /tmp/ddp-launch-warm-UID)",
+    ),
+)
+
+
+# --- options to start and stop ranks ----------------------------------------------------------------
+
+RANKS = (
+    _switch(
+        "--warm-start",
+        "fork the ranks from a process that has already imported torch",
+        default="1",
+        negatable=True,
+    ),
+    _ours(
+        "--preload",
+        "MODULE[,...]",
+        None,
+        modules,
+        "installed modules to import once, before the ranks are forked, for example torch._dynamo,transformers",
+    ),
+    _switch(
+        "--learn-imports",
+        "import the modules of torch that the script has imported before the ranks are forked again after a failure, "
+        "under the same environment variables",
+        default="1",
+        negatable=True,
+    ),
+    _ours(
+        "--debug",
+        "RANK[:PORT]",
+        None,
+        debug,
+        "debug this global rank: it alone reads from the terminal (breakpoint(), pdb, ipdb); with PORT, it waits for "
+        "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
+    ),
+    _ours(
+        "--logical-world",
+        "N",
+        None,
+        lambda text: values.count(text, least=1),
+        "train with N logical ranks, whatever the number of ranks: a script with elastic.LogicalWorld() gives the same "
+        "bits in worlds of every size up to N; the ranks get the number in DDP_LOGICAL_WORLD",
+    ),
+    _ours(
+        "--redundancy",
+        "CODE",
+        None,
+        values.redundancy,
+        "what other nodes keep in memory of a State of ddp.elastic that is in shards: copies:N, code:K+M (any M nodes "
+        "of a group can be lost at once), auto or none, the default. A script can override it with "
+        "State(redundancy=...); the ranks get it in DDP_REDUNDANCY",
+    ),
+    _ours(
+        "--trace-collectives",
+        "on|off",
+        "on",
+        values.choice("on", "off"),
+        "record each call of torch.distributed in the ranks; the report of a hang uses this record",
+    ),
+    _switch(
+        "--rank-timers",
+        "kill a rank if its torch.distributed.elastic.timer expires; the ranks get the path of the timer pipe in "
+        "TORCHELASTIC_TIMER_FILE",
+        foreign=("TORCHELASTIC_ENABLE_FILE_TIMER", lambda text: "1" if text == "1" else "0"),
+    ),
+    _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and one OpenMP thread per CPU"),
+    _torch(
+        "--numa-binding",
+        "HOW",
+        None,
+        values.choice("node", "socket", "exclusive", "core-complex"),
+        "bind each rank to CPUs near its GPU. node: the CPUs of the GPU's NUMA node; socket: all CPUs of that "
+        "CPU socket; exclusive: cores of the NUMA node, each for one rank only; core-complex: cores "
+        "that share one L3 cache",
+        pet=False,
+    ),
+    _ours(
+        "--gpu-order",
+        "visible|nvlink",
+        "visible",
+        values.choice("visible", "nvlink"),
+        "which GPU each local rank gets. visible: as CUDA_VISIBLE_DEVICES lists them; nvlink: GPUs that NVLink "
+        "connects in pairs or small groups come one after the other",
+    ),
+    _torch_switch(
+        "--virtual-local-rank",
+        "set LOCAL_RANK to 0 in every rank, and show each rank only its own GPU, as device 0",
+    ),
+    _torch(
+        "--signals-to-handle",
+        "NAME[,...]",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        values.signals,
+        "signals that stop the job; SIGUSR1 and SIGUSR2 are forwarded to the ranks unless they are listed",
+    ),
+    _torch(
+        "--shutdown-timeout",
+        "TIME",
+        "30",
+        values.duration,
+        "time for the ranks to exit after SIGTERM, or SIGINT from Ctrl-C, before they are killed",
+        foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
+    ),
+    _ours(
+        "--checkpoint-signal",
+        "NAME[,...]",
+        None,
+        values.signals,
+        "signals that request a checkpoint from the ranks. If a signal also stops the job, the job stops after the "
+        "checkpoint. Default: SIGTERM and SIGUSR1, if the script polls for requests (see `ddp-launch docs elastic`)",
+    ),
+    _ours(
+        "--checkpoint-grace",
+        "TIME",
+        "60",
+        values.duration,
+        "time for the ranks to write a checkpoint that a signal requested",
+    ),
+)
+
+
+# --- the table --------------------------------------------------------------------------------------
 
 _ENTRY = (
     _torch_switch("--module", "the script is a Python module; run it as `python -m` does", short="-m"),
@@ -57,7 +489,7 @@ _NODES = (
         "--topology",
         "PLACE|slurm|nvlink",
         None,
-        name_lists.place,
+        place,
         "where this node is in the network, from the largest unit to the smallest, for example pod1/rack7; nodes that "
         "share a unit get neighbouring node ranks. slurm: the switches that Slurm names; nvlink: the NVLink domain of "
         "the GPUs",
@@ -206,7 +638,7 @@ _OVER_SSH = (
         "--send-env",
         "NAME[=VALUE][,...]",
         None,
-        name_lists.variables,
+        variables,
         "environment variables to send to the hosts, in addition to PYTHONPATH, PYTHON_EXEC, NCCL_*, GLOO_*, TORCH_*, "
         "OMP_NUM_THREADS and others that training often needs",
     ),

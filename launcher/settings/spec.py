@@ -9,7 +9,6 @@ from dataclasses import field
 from enum import IntFlag, StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from launcher.settings.budgets import Budgets
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import (
     UNLIMITED,
@@ -22,8 +21,55 @@ from rendezvous.values.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from launcher.settings.debug_option import Debug
     from launcher.settings.stop_conditions import StopCondition
+
+
+# --- names of files in the node's scratch folder that several modules use ---------------------------
+
+
+def timer_file(scratch: str, environ: Mapping[str, str]) -> str:
+    """A named pipe; see launcher/health/rank_timers.py."""
+    return environ.get("TORCHELASTIC_TIMER_FILE") or f"{scratch}/timers"
+
+
+# --- budgets ----------------------------------------------------------------------------------------
+#
+# The time limits of hang detection: `--hang-timeout`. `launcher.health.stall_detection` applies them.
+
+_LONG_S = 1800.0
+# By default, a rank that others wait for, and that shows no sign of life for so long, hangs: torch's shortest default
+# timeout of a process group.
+ASLEEP_S = 600.0
+_CHECKS_PER_LIMIT = 10
+_LONGEST_PERIOD_S, _SHORTEST_PERIOD_S = 1.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The user's time limits per phase. They apply if `step_s` is set. If it is None, only evidence ends a job."""
+
+    enabled: bool = True
+    step_s: float | None = None
+    start_s: float = _LONG_S
+    first_step_s: float = _LONG_S
+    checkpoint_s: float = _LONG_S
+    evaluation_s: float = _LONG_S
+
+    @property
+    def by_evidence(self) -> bool:
+        return self.enabled and self.step_s is None
+
+    @property
+    def period_s(self) -> float:
+        """Time between two checks."""
+        shortest = min(self.step_s, self.start_s, self.first_step_s) if self.step_s else ASLEEP_S
+        return min(_LONGEST_PERIOD_S, max(_SHORTEST_PERIOD_S, shortest / _CHECKS_PER_LIMIT))
+
+
+# --- spec -------------------------------------------------------------------------------------------
 
 
 class EntryKind(StrEnum):

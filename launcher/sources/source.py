@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from launcher.sources import answer
-from launcher.sources.findings import NotUnderstood, line
+from launcher.sources import findings
+from launcher.sources.findings import NotUnderstood, Opinion, line
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import http.client
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from launcher.sources.findings import Finding
+
 
 KUBERNETES = "kubernetes"
 WITHIN_S = 3.0
@@ -48,7 +51,7 @@ class Source:
         """Raise SourceFailed, after some seconds at most."""
         try:
             text = self._text(environ)
-            return answer.findings(text, environ.get(_NAME) or socket.gethostname(), self.ignored)
+            return findings.findings(text, environ.get(_NAME) or socket.gethostname(), self.ignored)
         except NotUnderstood as error:
             raise SourceFailed(f"its answer is not understood: {error}") from None
         except TimeoutError:
@@ -143,3 +146,43 @@ def _body(response: http.client.HTTPResponse, until: float) -> bytes:
         if len(read) > _LARGEST:
             raise SourceFailed(f"its answer is larger than {_LARGEST >> 20} MiB")
     return bytes(read)
+
+
+# --- poll -------------------------------------------------------------------------------------------
+#
+# Asks the health sources at intervals, in a thread of its own: a source that hangs delays nothing else.
+
+EVERY_S = 30.0
+
+
+class Poll:
+    """`latest` is replaced as a whole, so that it can be read from another thread."""
+
+    def __init__(
+        self, sources: Sequence[Source], environ: Mapping[str, str], every_s: float = EVERY_S
+    ) -> None:
+        self._sources, self._environ, self._every_s = sources, environ, every_s
+        self._over = threading.Event()
+        self.latest: tuple[Opinion, ...] = ()
+
+    def start(self) -> None:
+        if self._sources:
+            threading.Thread(target=self._run, name="health sources", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread without waiting: it may be blocked in a read."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            before = {opinion.place: opinion for opinion in self.latest}
+            self.latest = tuple(self._asked(source, before.get(source.place)) for source in self._sources)
+            self._over.wait(self._every_s)
+
+    def _asked(self, source: Source, before: Opinion | None) -> Opinion:
+        """If the source fails, its last findings stay: nothing says that they are over."""
+        try:
+            return Opinion(source.place, source.ask(self._environ), has_answered=True)
+        except SourceFailed as error:
+            known = before or Opinion(source.place)
+            return replace(known, problem=str(error))

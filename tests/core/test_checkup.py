@@ -6,33 +6,36 @@ import pytest
 
 from launcher.machine.gpu_state import Gpu, Process
 from launcher.machine.xids import Xid
-from launcher.preflight import table
+from launcher.preflight import checkup
 from launcher.preflight.checkup import (
     GB,
     MB,
     Check,
     Clock,
+    Gpus,
     Grade,
     Interface,
     Limits,
     Memory,
     Network,
     Report,
+    SelfTest,
     SharedMemory,
     Storage,
     Versions,
     exit_code,
     failures,
     judge_clock,
+    judge_gpus,
     judge_limits,
     judge_memory,
     judge_network,
+    judge_self_test,
     judge_shared_memory,
     judge_storage,
     judge_versions,
     skipped,
 )
-from launcher.preflight.gpu_checkup import Gpus, SelfTest, judge_gpus, judge_self_test
 
 OK, WARN, FAIL, SKIPPED = Grade.OK, Grade.WARN, Grade.FAIL, Grade.SKIPPED
 
@@ -206,7 +209,7 @@ def test_the_table_says_what_is_wanted_and_what_to_do_and_has_colour_on_request_
         Check("/dev/shm", WARN, "64 MB", "at least 512 MB", "docker run --shm-size=8g"),
         Check("logs in /a/very/long/path/that/does/not/fit", FAIL, "read-only file system"),
     )
-    text = table.table(Report("node1", "quick", checks, took_s=0.04))
+    text = checkup.table(Report("node1", "quick", checks, took_s=0.04))
     assert text.splitlines() == [
         "node1: quick check, 0.0 s",
         "ok      memory                              60 GB free",
@@ -216,6 +219,6 @@ def test_the_table_says_what_is_wanted_and_what_to_do_and_has_colour_on_request_
         "                                            read-only file system",
         "failed: 1 check failed, 1 warning",
     ]
-    assert "\x1b[" in table.table(Report("node1", "quick", checks), color=True)
-    told = table.as_json(Report("node1", "quick", checks))
+    assert "\x1b[" in checkup.table(Report("node1", "quick", checks), color=True)
+    told = checkup.as_json(Report("node1", "quick", checks))
     assert (told["fit"], told["exit_code"], told["checks"][1]["grade"]) == (False, 2, "warn")

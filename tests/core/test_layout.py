@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.machine.gpu_state import Fabric, Gpu, NvLink
-from launcher.machine.layout import Device, Layout, in_words, order_by_links, ranges, visible_by_links
-from launcher.preflight.checkup import Grade
-from launcher.preflight.placement import judge_layout, judge_place, place_of
-from launcher.settings.name_lists import place
+from launcher.machine.gpu_state import (
+    Device,
+    Fabric,
+    Gpu,
+    Layout,
+    NvLink,
+    in_words,
+    order_by_links,
+    ranges,
+    visible_by_links,
+)
+from launcher.preflight.checkup import Grade, judge_layout, judge_place, place_of
+from launcher.settings.options import place
 from launcher.settings.values import BadValue
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.output.live_area import Block, Size, drawn, erased, wraps_anew
-from launcher.output.screen_row import Row, cells_of
+from launcher.output.screen import Row, cells_of
 
 LABEL = tuple(cells_of("[n0:0] ", "36", 0))
 SIZE = Size(40, 10)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.settings import failure_values, name_lists, values
+from launcher.settings import failure_values, options, values
 from launcher.settings.spec import StreamChoice, Streams
 from launcher.settings.values import BadValue
 from rendezvous.values.types import (
@@ -105,7 +105,7 @@ BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.switch, ("maybe", "1.5")),
     (values.text, ("", "  ", "\udcff", "a\0b")),
     (values.path, ("", " ", "a\0b")),
-    (name_lists.modules, ("", "a,", "a..b", "1a", "a b", "torch-vision")),
+    (options.modules, ("", "a,", "a..b", "1a", "a b", "torch-vision")),
     (values.choice("auto", "never"), ("", "Auto", "nevr")),
 ]
 

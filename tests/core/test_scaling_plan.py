@@ -9,15 +9,23 @@ from statistics import mean
 
 import pytest
 
-from launcher.plan import command, step_model, stragglers, table
-from launcher.plan.buckets import MIB, buckets_of
-from launcher.plan.failures import FailureModel, goodput
-from launcher.plan.network import Cluster, Link, Transport, all_reduce
-from launcher.plan.prediction import Question, predict
+from launcher.plan import command, step_model, table
+from launcher.plan.prediction import FailureModel, Question, goodput, predict
 from launcher.plan.profile import BadProfile, Gradient, Profile, from_text, merged, to_text
 from launcher.plan.simulation import play_ring, play_step
-from launcher.plan.transports import GLOO, HIER, NCCL, measured_link
-from launcher.plan.units import node_counts, rate, seconds
+from launcher.plan.step_model import (
+    GLOO,
+    HIER,
+    MIB,
+    NCCL,
+    Cluster,
+    Link,
+    Transport,
+    all_reduce,
+    buckets_of,
+    measured_link,
+)
+from launcher.plan.table import node_counts, rate, seconds
 from launcher.settings.arguments import UsageError
 
 FAST = Link(1.25e10, 20e-6)
@@ -145,7 +153,7 @@ def test_the_slowest_of_many_is_the_expected_maximum() -> None:
     chance = random.Random(5)
     samples = [chance.gauss(1.0, 0.1) for _ in range(4000)]
     maxima = mean(max(chance.gauss(1.0, 0.1) for _ in range(64)) for _ in range(2000)) - 1.0
-    assert stragglers.slowest(samples, 64) == pytest.approx(maxima, rel=0.06)
+    assert step_model.slowest(samples, 64) == pytest.approx(maxima, rel=0.06)
 
 
 def test_the_best_interval_between_checkpoints_is_the_best() -> None:

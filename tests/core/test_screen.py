@@ -13,11 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.output import lines, screen, stream_view
-from launcher.output.canvas import ROWS_LIMIT
 from launcher.output.lines import LINE_LIMIT
-from launcher.output.redrawn_rows import RedrawnRows
-from launcher.output.screen import FORGET_S, PROMPT_AFTER_S, SETTLE_S, Screen
-from launcher.output.screen_row import Row, cells_of, rendered, restyled
+from launcher.output.screen import (
+    FORGET_S,
+    PROMPT_AFTER_S,
+    ROWS_LIMIT,
+    SETTLE_S,
+    RedrawnRows,
+    Row,
+    Screen,
+    cells_of,
+    rendered,
+    restyled,
+)
 from launcher.output.stream_view import StreamView
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from launcher.health.stall_detection import (
     waits_for_long,
 )
 from launcher.settings.budget_text import hang_timeout
-from launcher.settings.budgets import Budgets
+from launcher.settings.spec import Budgets
 from launcher.settings.values import BadValue
 from rendezvous.values.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
 from rendezvous.values.types import Cause, Doubt, FailureClass

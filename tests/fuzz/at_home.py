@@ -32,10 +32,10 @@ from launcher.output import stream_view
 from launcher.output.stream_view import StreamView
 from launcher.settings import host_names
 from launcher.settings.arguments import UsageError, read_arguments
-from launcher.settings.budgets import Budgets
+from launcher.settings.checks import read_config
 from launcher.settings.config import ConfigFile, config_path, merge
-from launcher.settings.config_file import read_config
 from launcher.settings.options import BY_SPELLING, OPTIONS
+from launcher.settings.spec import Budgets
 from launcher.settings.values import BadValue
 from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse

@@ -42,6 +42,7 @@ def _imported_modules(tree: ast.Module) -> Iterator[str]:
     """The names of modules of ours; a name in lower case is one, or a function, which has no attributes."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    variables |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
             found = {each.asname or each.name for each in node.names if each.name.islower()}

@@ -15,12 +15,11 @@ from nvml_fake import FakeDriver
 
 from launcher.health.gpus import open_gpus
 from launcher.health.node_health import Health, NodeReading, evaluate
-from launcher.machine.layout import in_words
-from launcher.machine.layout_reading import read_layout
+from launcher.machine.gpu_reading import read_layout
+from launcher.machine.gpu_state import in_words
 from launcher.machine.nvml import Nvml, NvmlError
-from launcher.preflight.checkup import Check, Grade
-from launcher.preflight.gpu_checkup import judge_gpus
-from launcher.preflight.gpus import gpus
+from launcher.preflight.checkup import Check, Grade, judge_gpus
+from launcher.preflight.facts import gpus
 
 if TYPE_CHECKING:
     from launched import Launch

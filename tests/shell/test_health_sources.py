@@ -17,8 +17,7 @@ from launched import eventually
 from ports import free_port
 
 from launcher.sources.findings import Opinion, Severity
-from launcher.sources.poll import Poll
-from launcher.sources.source import Source, SourceFailed
+from launcher.sources.source import Poll, Source, SourceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LIMIT_S = 3.0
 _CODE = f"""
 import sys
-import launcher.settings.budgets
-launcher.settings.budgets.ASLEEP_S = {LIMIT_S}
+import launcher.settings.spec
+launcher.settings.spec.ASLEEP_S = {LIMIT_S}
 from launcher.cli import main
 sys.exit(main(sys.argv[4:]))
 """

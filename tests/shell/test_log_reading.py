@@ -19,7 +19,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("launcher.output.log_history.time.time", lambda: self.now)
+        monkeypatch.setattr("launcher.output.log_file.time.time", lambda: self.now)
 
 
 class Node:

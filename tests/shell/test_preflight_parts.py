@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from launcher import daemon_threads
-from launcher.preflight import facts, host, versions, wire
+from launcher.preflight import facts, host, network_check, versions
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset
@@ -31,19 +31,19 @@ SEND_S = 0.05
 
 @pytest.fixture
 def listener() -> Any:
-    listening = wire.Listener("127.0.0.1")
+    listening = network_check.Listener("127.0.0.1")
     yield listening
     listening.close()
 
 
-def of(listener: wire.Listener, token: str = "") -> wire.Peer:
-    return wire.Peer("127.0.0.1", listener.port, token or listener.token)
+def of(listener: network_check.Listener, token: str = "") -> network_check.Peer:
+    return network_check.Peer("127.0.0.1", listener.port, token or listener.token)
 
 
-def test_both_sides_measure_what_comes_in(listener: wire.Listener) -> None:
+def test_both_sides_measure_what_comes_in(listener: network_check.Listener) -> None:
     with ThreadPoolExecutor() as aside:
-        there = aside.submit(wire.connect, of(listener), 3, 7, "127.0.0.1", 60.0, SEND_S)
-        heard = wire.answer(listener.take(3, 7, 60.0), 60.0, SEND_S)
+        there = aside.submit(network_check.connect, of(listener), 3, 7, "127.0.0.1", 60.0, SEND_S)
+        heard = network_check.answer(listener.take(3, 7, 60.0), 60.0, SEND_S)
         back = there.result(100)
     assert (heard.problem, back.problem) == ("", "")
     assert heard.in_bps is not None
@@ -53,18 +53,20 @@ def test_both_sides_measure_what_comes_in(listener: wire.Listener) -> None:
     assert 0.0 < back.rtt_s < 10.0
 
 
-def test_unauthenticated_peers_are_rejected_and_missing_peers_time_out(listener: wire.Listener) -> None:
-    told = wire.connect(of(listener, "0" * 32), 3, 7, "", 5.0, SEND_S)
+def test_unauthenticated_peers_are_rejected_and_missing_peers_time_out(
+    listener: network_check.Listener,
+) -> None:
+    told = network_check.connect(of(listener, "0" * 32), 3, 7, "", 5.0, SEND_S)
     assert told.problem
     assert told.in_bps is None
     assert listener.take(3, 7, 0.05) is None
-    assert "within 0.05 s" in wire.answer(None, 0.05, SEND_S).problem
+    assert "within 0.05 s" in network_check.answer(None, 0.05, SEND_S).problem
 
 
-def test_nobody_listening_is_told_with_the_address(listener: wire.Listener) -> None:
+def test_nobody_listening_is_told_with_the_address(listener: network_check.Listener) -> None:
     peer = of(listener)
     listener.close()
-    told = wire.connect(peer, 3, 7, "", 5.0, SEND_S)
+    told = network_check.connect(peer, 3, 7, "", 5.0, SEND_S)
     assert f"127.0.0.1:{peer.port} (connection refused)" in told.problem
 
 
@@ -200,7 +202,7 @@ def test_an_older_service_that_does_not_tell_its_time_is_no_error() -> None:
     assert asyncio.run(with_clock(None)) is None
 
 
-def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: wire.Listener) -> None:
+def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: network_check.Listener) -> None:
     async def story() -> None:
         scratch = Scratch((f"127.0.0.1:{listener.port}",), ClientOptions(), "job")
         listener.close()
