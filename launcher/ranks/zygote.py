@@ -176,6 +176,8 @@ class Zygote:
 
     @property
     def has_unread_orders(self) -> bool:
+        if self.fileno() < 0:  # closed: a job may have ended between two looks
+            return False
         with contextlib.suppress(OSError):
             (unread,) = struct.unpack("i", fcntl.ioctl(self._control, termios.TIOCOUTQ, b"\0" * 4))
             return bool(unread) or not self._outbox.is_empty

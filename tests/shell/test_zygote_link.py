@@ -188,3 +188,11 @@ def test_a_rank_inherits_its_own_descriptors_only(zygote: Zygote) -> None:
     for output in outputs:
         assert os.read(output, 100) == b"[0, 1, 2]\n"
         os.close(output)
+
+
+def test_nothing_waits_for_a_zygote_whose_link_is_closed(ends: tuple[socket.socket, socket.socket]) -> None:
+    zygote = Zygote(0, ends[0], warm=True)
+    zygote.keep(1, "", 0)
+    assert zygote.has_unread_orders
+    zygote.close()
+    assert not zygote.has_unread_orders
