@@ -73,7 +73,6 @@ _SHARE_TOGETHER = (
 )  # of --shutdown-timeout: after that, collectives are aborted, and a third is left to save
 # For processes that a rank has started in a session of their own. That of Weights & Biases ends 0.1 s after its rank.
 _DETACHED_S = 2.0
-_MOST_LEFT_OUT = 3  # modules in one message
 
 
 def _grace_s(kind: Grace, timeout_s: float) -> float:
@@ -90,16 +89,6 @@ def _grace_s(kind: Grace, timeout_s: float) -> float:
             return _UNASKED_S
         case _:
             assert_never(kind)
-
-
-def _learned_text(report: Learned) -> str:
-    left_out = "".join(f"; not {name}: {reason}" for name, reason in report.left_out[:_MOST_LEFT_OUT])
-    more = len(report.left_out) - _MOST_LEFT_OUT
-    rest = f"; and {more} more" if more > 0 else ""
-    return (
-        f"the ranks start with {report.modules} modules that the script has imported before "
-        f"(--no-learn-imports turns this off{left_out}{rest})"
-    )
 
 
 class Agent:
@@ -195,7 +184,7 @@ class Agent:
         self._ranks.entry = editions.entry
         try:
             if await self._zygotes.use(editions.entry):
-                self._shell.user_messages.learned = ""  # by the zygote before
+                self._shell.user_messages.learned = 0  # by the zygote before
         except OSError as error:
             self._events.put_nowait(StartFailed(f"this node cannot start ranks: {error.strerror}"))
 
@@ -341,9 +330,9 @@ class Agent:
                 self._events.put_nowait(StoreLost(generation, words))
             case messages.Signalled(signum, local_rank):
                 self._parent_signals.sent(signum, local_rank)
-            case Learned():
+            case Learned(modules):
                 self._zygotes.has_learned = True
-                self._shell.user_messages.learned = _learned_text(report)
+                self._shell.user_messages.learned += modules
             case messages.Swept(generation):
                 self._events.put_nowait(Swept(generation))
             case _:

@@ -36,7 +36,7 @@ class UserMessages:
         self._spec, self._say_line = spec, say
         self._last_reason = self._last_waiting = self._last_notice = ""
         self._held = ""  # the reason of a stop, until it is certain that the job goes on
-        self.learned = ""  # what the next ranks need not import
+        self.learned = 0  # modules that the next ranks need not import
 
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
@@ -115,8 +115,11 @@ class UserMessages:
     def report_learned(self) -> None:
         """Report what the ranks that start now need not import."""
         if self.learned:
-            self.say(self.learned)
-            self.learned = ""
+            self.say(
+                f"the ranks start with {self.learned} modules of torch and ddp that the ranks before them "
+                "have imported (--no-learn-imports turns this off)"
+            )
+            self.learned = 0
 
     def _report_stop(self, decision: Decision) -> None:
         """A failure that is reported later may be the first cause, and may end the job, or not be healed in place.

@@ -351,7 +351,7 @@ RANKS = (
     ),
     _switch(
         "--learn-imports",
-        "import the modules of torch that the script has imported before the ranks are forked again after a failure, "
+        "import torch._dynamo and ddp, if the script has imported them, before ranks are forked again after a failure, "
         "under the same environment variables",
         default="1",
         negatable=True,

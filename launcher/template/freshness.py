@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 _CODE = (".py", ".pyc", ".so", ".pth", ".egg-link")
 _DISTRIBUTIONS = (".dist-info", ".egg-info")
 _OF_THE_MACHINE = ("/etc/localtime",)
+# In lines of `.pth` files that only add finders or namespaces. Coverage does nothing without its variable.
+_ADD_FINDERS = (
+    "import __editable__",
+    "import _virtualenv",
+    "_distutils_hack",
+    "COVERAGE_PROCESS_START",
+    "importlib.machinery.PathFinder.find_spec",
+    "_cuda_bindings_redirector",
+)
 
 Mark = tuple[int, int, int]  # time of change, size, inode
 
@@ -98,7 +107,29 @@ def starts_code_of_the_user() -> str:
             and not _is_ours(file)
         ):
             return f"{file} runs at each start of Python"
+    for folder in sys.path:
+        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+            for file in _pth_files(folder):
+                if _runs_code(file):
+                    return f"{file} runs code at each start of Python"
     return ""
+
+
+def _pth_files(folder: str) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".pth")]
+
+
+def _runs_code(file: str) -> bool:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as lines:
+            code = [line for line in lines if line.startswith(("import ", "import\t"))]
+    except OSError:
+        return False
+    return any(not any(each in line for each in _ADD_FINDERS) for line in code)
 
 
 def _is_ours(file: str) -> bool:

@@ -25,8 +25,7 @@ from .sweeping import Sweeper, traces_of_streams
 if TYPE_CHECKING:
     import socket
 
-    from .import_recorder import ImportRecorder
-    from .learner import Learner
+    from .learning import Learner, Notes
 
 
 @dataclass
@@ -64,11 +63,11 @@ class Loop:
         self._pid = os.getpid()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._learner: Learner | None = None
-        self.import_recorder: ImportRecorder | None = None  # in a rank
+        self.notes: Notes | None = None  # in a rank
         if learns and self._warm:
-            from .learner import Learner
+            from .learning import Learner
 
-            self._learner = Learner(self._become_trial, self._learned)
+            self._learner = Learner(self._learned)
 
     def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
         """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""
@@ -93,43 +92,25 @@ class Loop:
         if self._cgroup:
             cgroup.remove_left_behind(self._cgroup)
         while True:
-            for fd, events in self._events():
+            for fd, events in self._poll.poll(self._patience_ms()):
                 if fd == self._wake_r:
                     self._reap()
                     continue
                 if fd == self._sent.fd:
                     self._forward_signals()
                     continue
-                if self._learner is not None and fd == self._learner.trial:
-                    self._learner.read_report()
-                    continue
                 if events & select.POLLOUT:
                     self._flush()
                 if events & ~select.POLLOUT and self._listen() == "rank":
                     return
             if self._sweeper.is_due:
-                self._sweeper.sweep(self._n_unawaited())
+                self._sweeper.sweep(len(self._keepers))
             self._keepers.turn()
             if self._learner is not None:
                 self._learner.turn()
 
-    def _n_unawaited(self) -> int:
-        """Processes that are no ranks: a sweep ends them, and does not wait for that."""
-        return len(self._keepers) + (0 if self._learner is None else self._learner.n_trials)
-
-    def _events(self) -> list[tuple[int, int]]:
-        trial = None if self._learner is None else self._learner.trial
-        if trial is not None:
-            self._poll.register(trial, select.POLLIN)
-        found = self._poll.poll(self._patience_ms())
-        if trial is not None:
-            self._poll.unregister(trial)
-        return found
-
     def _patience_ms(self) -> float | None:
         waits = [self._sweeper.wait_s(), self._keepers.wait_s()]
-        if self._learner is not None:
-            waits.append(self._learner.wait_s())
         waits_s = [wait_s for wait_s in waits if wait_s is not None]
         return min(waits_s) * 1000 + 1 if waits_s else None
 
@@ -151,11 +132,9 @@ class Loop:
             case Signal(signum, ranks):
                 self._signal(signum, ranks)
             case Sweep() as order:
-                if self._learner is not None:
-                    self._learner.stop()
                 self._keepers.give_up()
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
-                self._sweeper.begin(order, kept, self._n_unawaited())
+                self._sweeper.begin(order, kept, len(self._keepers))
             case Retire():
                 self._scratch = ""
                 self._end()
@@ -163,8 +142,7 @@ class Loop:
 
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
         child = _Child(order.local_rank, order.generation, order.has_group)
-        if self._learner is not None:
-            self._learner.record_rank(order.local_rank, order.env)
+        notes = None if self._learner is None else self._learner.rank_starts(order.local_rank)
         pid, obstacle = fork()
         if pid == 0:
             with rank.exit_on_error():
@@ -175,8 +153,7 @@ class Loop:
                     rank.execute(order.argv, is_python=order.is_python)
                 stacks.listen()
                 terminal_size.follow_output()
-                if self._learner is not None:
-                    self.import_recorder = self._learner.recorder(order.local_rank)
+                self.notes = notes
                 debugging.enter()
                 return "rank"
         traces = traces_of_streams(fds)
@@ -206,10 +183,6 @@ class Loop:
         if self._scratch_lock >= 0:
             os.close(self._scratch_lock)
         self._keepers.forget()
-
-    def _become_trial(self) -> None:
-        self._forget_zygote()
-        tree.die_with_parent(self._pid)
 
     def _learned(self, report: messages.Learned) -> None:
         freeze_garbage()
@@ -250,7 +223,7 @@ class Loop:
             os.read(self._wake_r, 4096)
         while ended := self._endings.next():
             self._reap_one(ended)
-        self._sweeper.sweep(self._n_unawaited())
+        self._sweeper.sweep(len(self._keepers))
 
     def _reap_one(self, pid: int) -> None:
         try:
@@ -261,10 +234,6 @@ class Loop:
             return
         self._keepers.ended(pid, status, is_expected=self._sweeper.is_active)
         child = self._ranks.pop(pid, None)
-        if self._learner is not None:
-            self._learner.reaped(pid)
-            if child is not None:
-                self._learner.rank_ended(child.local_rank)
         if child is not None:
             self._tell_exit(pid, child, status)
 

@@ -106,12 +106,9 @@ class Signalled(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """The zygote has imported what the ranks import: the next ranks have it from the start."""
+    """The zygote has imported more modules, which its ranks import, too: the next ranks have them from the start."""
 
     modules: int
-    took_s: float
-    imported: tuple[str, ...]
-    left_out: tuple[tuple[str, str], ...]  # with the reasons
 
 
 Order = Spawn | Keep | Signal | Sweep | Retire

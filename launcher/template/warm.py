@@ -51,8 +51,8 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
     put_marks()
     fast_exit.arrange()
-    if rank.import_recorder is not None:
-        rank.import_recorder.install()
+    if rank.notes is not None:
+        rank.notes.begin()
     threshold.leave(hook_folder)
     return users_own_exists
 

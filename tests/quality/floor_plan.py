@@ -357,7 +357,7 @@ ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
         *("warm", "plain", "loop", "rank", "debugging", "store", "hook", "executed", "tracing", "threshold"),
-        *("learner", "import_recorder", "import_records", "trial_import", "sweeping"),
+        *("learning", "sweeping"),
         *("pooled", "guardian", "handover", "freshness", "command_line", "forking", "keepers"),
     )
 }

@@ -91,6 +91,32 @@ def test_a_file_that_changed_during_the_import_counts_as_changed(library: Path) 
     assert freshness.changed_after(snapshot, newest - 1).endswith("changed during the import")
 
 
+@pytest.mark.parametrize(
+    ("line", "runs"),
+    [
+        ("import os; os.environ['SEEN'] = '1'", True),
+        ("../somewhere", False),
+        ("# import os", False),
+        (
+            "import __editable___some_project_1_0_finder; __editable___some_project_1_0_finder.install()",
+            False,
+        ),
+        ("import os; var = 'X'; os.environ.get(var) and __import__('_distutils_hack').add_shim()", False),
+    ],
+)
+def test_code_in_a_pth_file_runs_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, runs: bool
+) -> None:
+    """A fork would have what it did in another process, and not its threads."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "some.pth").write_text(f"{line}\n")
+    monkeypatch.setattr("sys.path", [str(site), str(tmp_path / "not-there/site-packages")])
+    assert freshness.starts_code_of_the_user() == (
+        f"{site}/some.pth runs code at each start of Python" if runs else ""
+    )
+
+
 def test_a_folder_that_others_can_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         pool_folder.open_folder(str(tmp_path / "pool"))
