@@ -245,6 +245,7 @@ def _hang_watch(shell: Shell, ranks: Workers) -> HangWatch:
         lambda: excused(ranks.pages.views(), _waiting_for_a_person(shell.logs, ranks)),
         ranks.pages.processes,
         shell.logs.signs_of_life,
+        lambda: ranks.store_port,
         lambda generation: report(StallDetected(generation)),
         shell.logs.say,
         shell.boundary,

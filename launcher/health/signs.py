@@ -13,6 +13,7 @@ WINDOW_S = 10.0  # between two looks
 _IDLE_SHARE = 0.01  # of a CPU; with the threads of torch and of ours, a process that sleeps uses about 0.3 %
 _IDLE_S = 0.015  # the kernel counts CPU time in steps of 10 ms
 _IDLE_BYTES_PER_S = 64.0
+_IDLE_NETWORK_BYTES_PER_S = 1024.0  # monitors of libraries ask others for news
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Signs:
 
     main_cpu_s: float = 0.0  # of its main thread
     other_cpu_s: float = 0.0  # of its other threads, and of the processes that it has started
-    io_bytes: int = 0  # read and written, by all of them
+    io_bytes: int = 0  # read and written, by all of them: files, pipes and terminals
+    network_bytes: int = 0  # sent and received over TCP, by those that are still connected
     output: int = 0  # changes with each output of a rank of this node
     processes: frozenset[int] = frozenset()
 
@@ -36,6 +38,7 @@ def does_more(before: Signs, now: Signs, passed_s: float) -> bool:
         now.output != before.output
         or now.processes != before.processes
         or now.io_bytes - before.io_bytes > _IDLE_BYTES_PER_S * passed_s
+        or now.network_bytes - before.network_bytes > _IDLE_NETWORK_BYTES_PER_S * passed_s
         or now.other_cpu_s - before.other_cpu_s > _idle_cpu_s(passed_s)
     )
 

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from launcher.health import stall_detection
-from launcher.health.process_signs import signs_of
+from launcher.health.process_signs import daemons_of, signs_of, tcp_bytes
 from launcher.health.signs import WINDOW_S
 from launcher.health.stall_detection import Watch
 from launcher.settings.spec import ASLEEP_S
@@ -29,7 +29,10 @@ _LOOKS_PER_LIMIT = 4
 
 
 class HangWatch:
-    """`processes`: by rank. `output`: a number that changes with each output of a rank. `say`: tells the user."""
+    """`processes`: by rank. `output`: a number that changes with each output of a rank. `say`: tells the user.
+
+    `store_port`: libraries poll the store of the ranks, also when nothing happens.
+    """
 
     def __init__(
         self,
@@ -37,12 +40,13 @@ class HangWatch:
         views: Callable[[], tuple[RankView, ...]],
         processes: Callable[[], Mapping[int, int]],
         output: Callable[[], int],
+        store_port: Callable[[], int],
         report: Callable[[int], None],
         say: Callable[[str], None],
         boundary: ErrorBoundary,
     ) -> None:
         self._budgets, self._views, self._processes, self._output = budgets, views, processes, output
-        self._report, self._say, self._boundary = report, say, boundary
+        self._store_port, self._report, self._say, self._boundary = store_port, report, say, boundary
         self._loop = asyncio.get_running_loop()
         self._watch = Watch(self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -81,9 +85,12 @@ class HangWatch:
     def _looks(self, views: tuple[RankView, ...], now: float) -> dict[int, Signs]:
         window_s = min(WINDOW_S, ASLEEP_S / _LOOKS_PER_LIMIT)
         chosen = stall_detection.to_look_at(self._watch, views, now, window_s)
-        processes, output = self._processes() if chosen else {}, self._output()
+        if not chosen:
+            return {}
+        processes, output, connections = self._processes(), self._output(), tcp_bytes(self._store_port())
+        daemons = daemons_of(processes.values())
         return {
-            view.rank: signs_of(processes[view.rank], view.pid, output)
+            view.rank: signs_of(processes[view.rank], view.pid, output, connections, daemons)
             for view in chosen
             if view.rank in processes
         }

@@ -83,6 +83,7 @@ class Workers:
         self.env_for_guards: Callable[[str, str], dict[str, str]] = lambda _directory, _scratch: {}
         self.starts: dict[int, int] = {}  # how often this agent has started each rank
         self._live: dict[int, _Started] = {}
+        self.store_port = 0  # of this generation
         self._began = 0.0  # this generation, here; on the monotonic clock
         self._stops: dict[int, _Stop] = {}
 
@@ -115,7 +116,7 @@ class Workers:
     ) -> list[RankEnded]:
         """Start the ranks that are not kept. Return a `RankEnded` for each rank that could not be started."""
         not_started: list[RankEnded] = []
-        self._began = time.monotonic()
+        self._began, self.store_port = time.monotonic(), store.port
         for local_rank in range(assignment.nproc):
             if local_rank in kept:
                 continue

@@ -153,6 +153,8 @@ def test_by_default_the_limit_is_that_of_the_groups_in_any_phase() -> None:
         (replace(IDLE, other_cpu_s=0.2), 0.0, 0.0),
         (replace(IDLE, io_bytes=100), 30.0, 30.0),
         (replace(IDLE, io_bytes=4096), 0.0, 0.0),
+        (replace(IDLE, network_bytes=4096), 30.0, 30.0),
+        (replace(IDLE, network_bytes=40960), 0.0, 0.0),
         (replace(IDLE, output=1), 0.0, 0.0),
         (replace(IDLE, processes=frozenset({17, 18})), 0.0, 0.0),
     ],

@@ -25,7 +25,7 @@ sys.exit(main(sys.argv[4:]))
 SHORT = (sys.executable, "-c", _CODE)
 
 WAITS = """
-import datetime, os, subprocess, sys, threading, time
+import datetime, os, socket, subprocess, sys, threading, time
 import torch, torch.distributed as dist
 
 rank, for_s = int(os.environ["RANK"]), 9.0
@@ -66,6 +66,23 @@ def reads_slowly():
         child.stdout.read(500)
     child.kill()
     child.wait()
+
+def receives_slowly():
+    ours = socket.socket()
+    ours.bind(("127.0.0.1", 0))
+    ours.listen()
+    code = f"import socket, time\\nlink = socket.create_connection({ours.getsockname()})\\n"
+    child = subprocess.Popen([sys.executable, "-c", code + "while True: link.send(bytes(3000)); time.sleep(0.3)"])
+    link = ours.accept()[0]
+    for _ in until():
+        link.recv(3000)
+    child.kill()
+    child.wait()
+
+def waits_for_a_daemon():
+    code = f"import time\\nend = time.monotonic() + {for_s}\\nwhile time.monotonic() < end: sum(range(9999))"
+    subprocess.run(f"setsid {sys.executable} -c '{code}' &", shell=True)
+    time.sleep(for_s)
 
 def prepares_for_long():
     time.sleep(for_s)
@@ -112,6 +129,7 @@ def test_a_rank_that_lives_is_waited_for(launch: Launch) -> None:
     [
         ("computes", "has_a_thread_that_computes"),
         ("starts_children", "reads_slowly", "prints"),
+        ("receives_slowly", "waits_for_a_daemon"),
         ("prepares_for_long",),
         ("is_waited_for_in_the_store",),
     ],
