@@ -37,7 +37,7 @@ class Service:
         command = [sys.executable, "-m", "rendezvous.main", "serve", *arguments]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DDP_RENDEZVOUS")}
         self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=inherited | (env or {})
+            command, stderr=subprocess.PIPE, text=True, errors="backslashreplace", env=inherited | (env or {})
         )
         self.pid = self._process.pid
         self.log: list[str] = []
