@@ -160,10 +160,14 @@ def test_a_peer_that_sees_the_end_of_its_own_connection_is_not_the_cause(launch:
         "s = socket.socket(socket.AF_UNIX)\n"
         "if os.environ['RANK'] == '0':\n"
         "    s.bind(path); s.listen(1); there('rank')\n"
-        "    s.accept()[0].recv(1)\n"
+        "    peer = s.accept()[0]\n"
+        "    stat = f'/proc/{int(peer.recv(9))}/stat'\n"
+        "    peer.recv(1)\n"  # the kernel closes descriptors shortly before a process has ended
+        "    while os.path.exists(stat) and open(stat).read().rpartition(')')[2].split()[0] not in 'ZX': pass\n"
         "    os._exit(7)\n"
         "while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
         "s.connect(path)\n"
+        "s.send(b'%d' % os.getpid())\n"
         "os._exit(3)\n"
     )
     job = launch(*PLAIN, source=source)
