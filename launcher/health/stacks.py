@@ -37,6 +37,7 @@ _ALL_S = 1.0  # a thread that is not stopped needs less than a millisecond
 _EACH_S = 0.5
 _CHECK_S = 0.0005
 _CALLS = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "s390x": 241, "riscv64": 131}  # of tgkill
+_libc = ctypes.CDLL(None)
 _HEAD = re.compile(r"^.*?(?= ?\(most recent call first\):)")
 _TOOL_S = 1.3
 _CHILDREN = 6
@@ -160,7 +161,10 @@ def _alone(memory: FileIO, deadline: float) -> bool:
 
 
 def _threads(pid: int) -> list[int]:
-    return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda task: (task != pid, task))
+    """The main thread first. [] if the process has ended."""
+    with suppress(OSError):
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda task: (task != pid, task))
+    return []
 
 
 def _signal(pid: int, task: int) -> _Signal:
@@ -177,8 +181,7 @@ def _signal(pid: int, task: int) -> _Signal:
 def _send(pid: int, task: int) -> bool:
     """os.kill reaches any thread of the process."""
     number = _CALLS.get(platform.machine())
-    libc = ctypes.CDLL(None)
-    return number is not None and libc.syscall(number, pid, task, SIGNAL) == 0
+    return number is not None and _libc.syscall(number, pid, task, SIGNAL) == 0
 
 
 # --- the kernel, and other tools ------------------------------------------------------------------------
@@ -186,7 +189,7 @@ def _send(pid: int, task: int) -> bool:
 
 def _kernel(pid: int) -> str:
     rows = []
-    for task in _tasks(pid):
+    for task in map(str, _threads(pid)[:_THREADS]):
         state, name = _state(pid, task), _read(pid, f"task/{task}/comm")
         where = _read(pid, f"task/{task}/wchan")
         call = _read(pid, f"task/{task}/syscall").split(" ")[0]
@@ -196,12 +199,6 @@ def _kernel(pid: int) -> str:
         rows.append(", ".join(words))
         rows += [f"    {line}" for line in _lines(pid, f"task/{task}/stack")[:16]]
     return "\n".join(rows)
-
-
-def _tasks(pid: int) -> list[str]:
-    with suppress(OSError):
-        return sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:_THREADS]
-    return []
 
 
 def _state(pid: int, task: str = "") -> str:

@@ -17,7 +17,7 @@ from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from launcher.health.vitals import NodeReading
+    from launcher.health.node_health import NodeReading
 
 SIGHTS = (RankReport(0), RankReport(1))
 CAUSE = Cause("n0", 1, 1, FailureClass.HANG, "it made no progress", 124)
