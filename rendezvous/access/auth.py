@@ -28,8 +28,6 @@ from fnmatch import fnmatchcase
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from rendezvous.access.secret import file_problem
 from rendezvous.values.error_codes import Code, Coded
 
@@ -37,8 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TextIO
 
+    import grpc
+
     from rendezvous.access.secret import Secret
     from rendezvous.metrics import Metrics
+
 _log = logging.getLogger("rendezvous")
 
 
@@ -307,10 +308,21 @@ RIGHTS = {
 }
 
 
+# These callers are known, but must not do what they asked for.
+_OF_A_KNOWN_CALLER = (Reason.ROLE, Reason.OTHER_JOB, Reason.REPLAYED_JOIN)
+
+
 class Denied(Exception):
-    def __init__(self, code: grpc.StatusCode, words: str, reason: Reason) -> None:
+    def __init__(self, words: str, reason: Reason) -> None:
         super().__init__(words)
-        self.code, self.words, self.reason = code, words, reason
+        self.words, self.reason = words, reason
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        import grpc  # here, since `ddp-rendezvous --help` and completion read the roles of this module
+
+        known = self.reason in _OF_A_KNOWN_CALLER
+        return grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +343,10 @@ class Identity:
         assert self.grant is not None
         if self.may(right):
             words = f"the token is for job {self.grant.job!r}, not for job {job_id!r}: create a token for this job"
-            raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.OTHER_JOB)
+            raise Denied(words, Reason.OTHER_JOB)
         roles = " or ".join(role.value for role, rights in RIGHTS.items() if right in rights)
         words = f"a token with role {self.grant.role} does not permit to {right.value}: use a token with role {roles}"
-        raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.ROLE)
+        raise Denied(words, Reason.ROLE)
 
 
 class Gate:
@@ -361,14 +373,13 @@ class Gate:
         self._reload()
         if not token:
             raise Denied(
-                grpc.StatusCode.UNAUTHENTICATED,
                 "this service requires a token: set DDP_RENDEZVOUS_TOKEN or DDP_RENDEZVOUS_TOKEN_FILE",
                 Reason.NO_TOKEN,
             )
         try:
             grant = verify(token, self._keys, time.time())
         except BadToken as error:
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, str(error), error.reason) from error
+            raise Denied(str(error), error.reason) from error
         return Identity(f"token {grant.id}", grant)
 
     def _reload(self) -> None:
@@ -447,11 +458,15 @@ def server_credentials(files: Certificates) -> grpc.ServerCredentials:
         return _configuration(files)
 
     need_client = bool(files.client_ca)
+    import grpc
+
     return grpc.dynamic_ssl_server_credentials(_configuration(files), fetch, need_client)  # type: ignore[arg-type]
 
 
 def secret_credentials(secret: Secret) -> grpc.ServerCredentials:
     """Credentials from a job's secret: only clients that have the secret can connect."""
+    import grpc
+
     pair = [(secret.key, secret.certificate)]
     return grpc.ssl_server_credentials(pair, secret.certificate, require_client_auth=True)
 
@@ -464,6 +479,8 @@ def _fits(files: Certificates) -> bool:
 
 
 def _configuration(files: Certificates) -> grpc.ServerCertificateConfiguration:
+    import grpc
+
     ca = _read(files.client_ca) if files.client_ca else None
     return grpc.ssl_server_certificate_configuration([(_read(files.key), _read(files.certificate))], ca)
 

@@ -109,7 +109,7 @@ class Agents:
             f"replayed join: {joined.agent} already opened a stream with this number or a higher one. The message was "
             "sent twice, or two agents have the same identity. If it happens again, restart the agent"
         )
-        raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.REPLAYED_JOIN)
+        raise Denied(words, Reason.REPLAYED_JOIN)
 
     async def _stay(self, job: Job, joined: AgentJoined, context: Any) -> None:
         owner, backlog = job.owner, self._limits.backlog

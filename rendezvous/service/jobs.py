@@ -426,18 +426,21 @@ class Job(OpenJob):
             return
         if stream.was_redirected:
             return  # by this replica. A crowd cannot come back within the grace, so the lease decides.
-        self._await_stream(agent)
+        self._await_stream(agent, asyncio.get_running_loop().time())
 
-    def _await_stream(self, agent: AgentId) -> None:
-        self._absent[agent] = asyncio.get_running_loop().call_later(self._grace_s(), self._give_up, agent)
+    def _await_stream(self, agent: AgentId, broke_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._absent[agent] = loop.call_later(self._grace_s(), self._give_up, agent, broke_at)
 
     def _grace_s(self) -> float:
         spec = self.state.spec
         return self._resume_grace_s if spec is None else min(self._resume_grace_s, spec.lease_s)
 
-    def _give_up(self, agent: AgentId) -> None:
-        if self.owner.has_progress(agent):
-            self._await_stream(agent)
+    def _give_up(self, agent: AgentId, broke_at: float) -> None:
+        # Only a heartbeat of another agent tells whether the ranks train on. If none comes, the lease decides.
+        is_unknown = bool(self.streams) and not self.owner.has_heard_since(broke_at)
+        if is_unknown or self.owner.has_progress(agent):
+            self._await_stream(agent, broke_at)
             return
         del self._absent[agent]
         words = f"its stream broke and it did not reconnect within {self._grace_s():g} s"

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -130,6 +131,7 @@ class JobOwner:
         self._note = note
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._heartbeats: dict[AgentId, float] = {}
+        self._contact_at = -math.inf
         self._progress: tuple[AgentId, float] | None = None  # who reported it last, and when
         self._alarm: asyncio.TimerHandle | None = None
         self._fired_at = 0.0
@@ -152,7 +154,7 @@ class JobOwner:
         """Record a heartbeat. If the agent is not a member or the job is over, answer it at once."""
         state = self._job.state
         if state.outcome is None and member_of(state, agent) is not None:
-            now = self._heartbeats[agent] = asyncio.get_running_loop().time()
+            now = self._contact_at = self._heartbeats[agent] = asyncio.get_running_loop().time()
             if progress:
                 self._progress = agent, now
         else:
@@ -195,6 +197,10 @@ class JobOwner:
         agent, at = self._progress
         alive = dict.fromkeys(alive_by_progress(self._job.state, agent), at)
         return alive | {agent: max(at, alive.get(agent, at)) for agent, at in self._heartbeats.items()}
+
+    def has_heard_since(self, at: float) -> bool:
+        """Whether a member has sent a heartbeat since then: it would have reported progress."""
+        return self._contact_at > at
 
     def has_progress(self, agent: AgentId) -> bool:
         """Whether the ranks of this agent have shown of late that they are alive, whatever the agent does."""

@@ -23,8 +23,6 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import grpc
-
 from rendezvous.access.auth import Denied, Identity, Reason, Right
 
 if TYPE_CHECKING:
@@ -103,4 +101,4 @@ def csrf_of(cookie: str) -> str:
 
 
 def _unknown(words: str) -> Denied:
-    return Denied(grpc.StatusCode.UNAUTHENTICATED, words, Reason.BAD_TOKEN)
+    return Denied(words, Reason.BAD_TOKEN)
