@@ -58,7 +58,7 @@ fmt: install-test
 quick: install-test
 	$(PYTEST) -q -n 2 tests/core tests/sim tests/quality
 
-# All of it, with the CPU time that it took; what is left to `make nightly` is listed in docs/nightly.md.
+# All of it, with the CPU time that it took; docs/nightly.md says what is left to `make nightly`.
 test: install-test
 	@$(BIN)/python tests/cost.py $(MAKE) --no-print-directory test-steps
 
@@ -74,7 +74,7 @@ test-containers: install-test
 	@$(SYSTEM_PACKAGES) podman
 	$(BIN)/python -m pytest tests/deploy/test_containers.py -m nightly
 
-# What `make test` leaves out. docs/nightly.md lists it, with the reason and with what of it `make test` keeps.
+# What `make test` leaves out. Each mark says what `make test` keeps in its place (docs/nightly.md).
 nightly: install-test .venv-unchanged/.installed
 	$(MAKE) sim SEEDS=20000
 	$(MAKE) lint-deploy

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+NIGHTLY = pytest.mark.nightly(
+    instead=("::test_minimal", "::test_the_cells_of_the_notebook_run_in_their_order")
+)
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCH = Path(sys.executable).with_name("ddp-launch")
 
@@ -53,7 +57,7 @@ def test_gpt_learns_from_generated_text(tmp_path: Path) -> None:
     assert losses[-1] < 0.85 * losses[0]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_accelerate(tmp_path: Path) -> None:
     said = run(tmp_path, "train_accelerate.py")
     assert "world size 2" in said
@@ -80,13 +84,13 @@ def test_the_cells_of_the_notebook_run_in_their_order(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "DDP-5004 1"
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_lightning(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert "world size 2, steps 20" in run(tmp_path, "train_lightning.py")
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     said = run(tmp_path, "train_transformers.py")
@@ -94,7 +98,7 @@ def test_transformers(tmp_path: Path) -> None:
     assert loss_in(said) < 4
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_notebook_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "::test_a_file_holds_every_answer",
+        "contract/test_same_environment.py::test_as_under_torchrun",
+        "contract/test_same_main.py::test_as_under_torchrun",
+    )
+)
 @pytest.mark.parametrize("name", ASKED)
 def test_torchrun_answers_as_recorded(name: str) -> None:
     if not FILE.exists():

@@ -71,7 +71,7 @@ def test_debugger_on_a_pipe(options: Sequence[str], light: dict[str, str], tmp_p
     assert ended.out == expected.out
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead=("::test_debugger_on_a_pipe", "::test_variables_of_the_interpreter"))
 def test_postmortem_debugger_as_the_module(tmp_path: Path) -> None:
     script(tmp_path, "print('x is', 6 * 7)\n")
     ended = ddp_launch("-m", "pdb", "train.py", cwd=tmp_path, stdin="c\nq\n").ok()

@@ -21,6 +21,13 @@ from side_by_side import clean_env
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_a_failed_rank_restarts_both_nodes_at_a_fresh_store",
+        "contract/test_torchrun_node_state.py",
+    )
+)
+
 _BIN = Path(sys.executable).parent
 _TIMEOUT_S = 200
 
@@ -155,7 +162,7 @@ def test_torchrun_finds_it() -> None:
     assert found.value == "_ddp_launch_entry:torchrun_backend"
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_two_agents_train(nodes: Nodes) -> None:
     nodes.serve()
     nodes.torchrun(nproc=2)
@@ -166,7 +173,7 @@ def test_two_agents_train(nodes: Nodes) -> None:
     assert {f["node"] for f in ran} == {"0", "1"}
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_agents_may_come_before_the_service(nodes: Nodes) -> None:
     nodes.torchrun()
     nodes.torchrun()
@@ -186,7 +193,7 @@ def test_a_failed_rank_restarts_both_nodes_at_a_fresh_store(nodes: Nodes) -> Non
     assert {f["pid"] for f in first}.isdisjoint(f["pid"] for f in second)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_without_a_restart_left_all_agents_end(nodes: Nodes) -> None:
     nodes.serve()
     nodes.torchrun("always", restarts=0)
@@ -198,7 +205,7 @@ def test_without_a_restart_left_all_agents_end(nodes: Nodes) -> None:
     assert "rank 1: exit code 7; " in logs  # on the node whose ranks were well
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_lost_node_is_replaced_and_the_job_goes_on(nodes: Nodes) -> None:
     """Under c10d the other node would wait in its barrier until the backend's timeout."""
     nodes.start_waiting()
@@ -213,7 +220,7 @@ def test_a_lost_node_is_replaced_and_the_job_goes_on(nodes: Nodes) -> None:
     assert {f["agent"] for f in last} == {nodes.agents[1].pid, nodes.agents[2].pid}
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_node_that_is_told_to_end_is_done_without(nodes: Nodes) -> None:
     """torch does not tell its rendezvous about signals; the others hear of it at once all the same."""
     nodes.start_waiting(nnodes="1:2")
@@ -224,7 +231,7 @@ def test_a_node_that_is_told_to_end_is_done_without(nodes: Nodes) -> None:
     assert "ended by a signal" in nodes.log(1)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_node_that_stood_by_to_the_end_ends_well(nodes: Nodes) -> None:
     nodes.start_waiting()
     spare = nodes.torchrun("waits")

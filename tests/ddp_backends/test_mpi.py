@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+NIGHTLY = pytest.mark.nightly(instead=("::test_mpirun_says_who_is_who", "::test_the_same_as_over_gloo"))
+
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"])))
 RANK = os.path.join(os.path.dirname(__file__), "mpi_rank.py")
 needs_mpi = pytest.mark.skipif(
@@ -60,7 +62,7 @@ def test_the_same_as_over_gloo(tmp_path: Path, what: str) -> None:
     assert run(what, tmp_path) == ["the same", "the same"]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @needs_mpi
 def test_what_there_is_not(tmp_path: Path) -> None:
     for said in run("refused", tmp_path):
@@ -68,7 +70,7 @@ def test_what_there_is_not(tmp_path: Path) -> None:
         assert all("mpi4py" in each and "gloo" in each for each in said)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @needs_mpi
 def test_a_wait_with_a_limit(tmp_path: Path) -> None:
     (said, total), (_, other) = run("late", tmp_path)

@@ -13,7 +13,7 @@ SOURCES = [CORE / f"{name}.c" for name in ("collectives", "kernels", "queue", "r
 STORM = ROOT / "tests" / "ddp_backends" / "storm.c"
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="ddp_backends/test_collectives.py")
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc here")
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_storm(sanitizer, tmp_path):

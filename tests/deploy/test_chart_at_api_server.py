@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(bool(control_plane.what_is_missing()), reason=control_plane.what_is_missing() or "-"),
-    pytest.mark.nightly,
+    pytest.mark.nightly(instead="deploy/test_helm_chart.py"),
     pytest.mark.timeout(600),
 ]
 _NAMESPACE = (charts.DEPLOY / "kubernetes" / "base" / "namespace.yaml").read_text()

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing() or "-"),
     pytest.mark.timeout(1800),
-    pytest.mark.nightly,  # a base made of packages, and an image with torch: minutes
+    pytest.mark.nightly(
+        instead=("deploy/test_linters.py", "deploy/test_manifests.py")
+    ),  # a base made of packages, and an image with torch: minutes
 ]
 
 

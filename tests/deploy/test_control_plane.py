@@ -23,7 +23,7 @@ _LONG_S = 300.0
 
 pytestmark = [
     pytest.mark.skipif(bool(control_plane.what_is_missing()), reason=control_plane.what_is_missing() or "-"),
-    pytest.mark.nightly,
+    pytest.mark.nightly(instead="deploy/test_manifests.py"),
     pytest.mark.timeout(900),
 ]
 

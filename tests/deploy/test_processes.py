@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead=("deploy/test_manifests.py", "deploy/test_etcd_members.py"))
 def test_a_job_goes_on_while_all_around_it_changes(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -34,7 +34,7 @@ def test_some_programs(pairs: differ.Pairs) -> None:
     assert not reports, "\n".join(reports)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_some_programs")
 @pytest.mark.timeout(6 * 3600)
 def test_many_programs(pairs: differ.Pairs) -> None:
     reports = differ.run(pairs, range(OF_A_NIGHT), shrinks=True)

@@ -160,7 +160,12 @@ def test_many_faults_leave_the_bits_as_they_are(
     assert end == calm(tmp_path / "calm", backend, count, logical=logical)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "::test_many_faults_leave_the_bits_as_they_are",
+        "elastic/test_going_on.py::test_a_replaced_node_is_given_the_state",
+    )
+)
 @pytest.mark.timeout(WITHIN_S)
 def test_nodes_that_are_lost_leave_the_bits_as_they_are(tmp_path: Path) -> None:
     """The second of two nodes goes with its memory, and a new one comes; between that, ranks fail.

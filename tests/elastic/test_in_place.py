@@ -114,7 +114,13 @@ def test_replicas_of_a_shard_have_it(
 
 
 @needs_reset_of_fsdp
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "::test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed_run",
+        "::test_between_two_commits_no_step_is_lost_or_done_twice",
+        "::test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step",
+    )
+)
 def test_tensor_parallel_and_fsdp2_together(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
 ) -> None:

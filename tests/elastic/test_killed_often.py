@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from object_store import CREDENTIALS, s3_server
 
+NIGHTLY = pytest.mark.nightly(instead=("::test_some_kills", "::test_some_kills_at_an_object_store"))
+
 PROGRAM = Path(__file__).parent / "programs" / "killed_often.py"
 
 
@@ -48,14 +50,14 @@ def test_some_kills_at_an_object_store(tmp_path: Path) -> None:
     kill_at_an_object_store(tmp_path, seed=1, kills=20)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.timeout(1200)  # on a busy machine
 @pytest.mark.parametrize("seed", range(10))
 def test_2000_kills(tmp_path: Path, seed: int) -> None:
     kill(tmp_path, seed, kills=200)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.timeout(1200)  # on a busy machine
 @pytest.mark.parametrize("seed", range(10))
 def test_2000_kills_at_an_object_store(tmp_path: Path, seed: int) -> None:

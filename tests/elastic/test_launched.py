@@ -16,6 +16,14 @@ from ports import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_the_examples_go_on_where_they_were",
+        "elastic/test_logical_world.py::test_every_change_of_the_world_goes_on_with_the_same_bits",
+        "elastic/test_going_on.py::test_a_replaced_node_is_given_the_state",
+    )
+)
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Steps until FINISH is there; says how far it is, and where it came from.
@@ -91,7 +99,7 @@ def launch(tmp_path: Path, said: Path) -> Iterator[Callable[..., Launched]]:
         job.clean_up()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launched], said: Path) -> None:
     port = free_port()
     where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "elastic")
@@ -114,7 +122,7 @@ def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launche
     assert first.wait(100) == 0, first.stderr()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_shards_of_a_lost_node_come_from_the_memory_of_others(
     launch: Callable[..., Launched], said: Path
 ) -> None:
@@ -190,7 +198,7 @@ def test_the_examples_go_on_where_they_were(
 
 
 @needs_reset_of_fsdp
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_example_in_shards_keeps_a_process(
     launch: Callable[..., Launched], said: Path, tmp_path: Path
 ) -> None:
@@ -213,7 +221,7 @@ def test_the_example_in_shards_keeps_a_process(
     assert (len(list(said.glob("pid-0-*"))), len(list(said.glob("pid-1-*")))) == (2, 1)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_example_with_logical_ranks_prints_the_same_sum(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:

@@ -83,7 +83,13 @@ def test_processes_that_divide_nothing_send_several_sums(train: Callable[..., To
     assert train(1, logical=5, steps=2) == train(3, backend="gloo", logical=5, steps=2)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "::test_worlds_of_every_size_give_the_same_bits",
+        "::test_processes_that_divide_nothing_send_several_sums",
+        "core/test_logical_ranks.py::test_any_number_of_processes_forms_the_same_sum",
+    )
+)
 @pytest.mark.parametrize("logical", [1, 2, 5, 6, 8])
 def test_any_number_of_logical_ranks(train: Callable[..., Told], logical: int) -> None:
     runs = [

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 
     from conftest import Told
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_one_of_four_nodes_is_lost",
+        "::test_other_kinds_of_shards",
+        "core/test_recovery.py",
+        "elastic/test_protecting.py",
+    )
+)
+
 
 def undisturbed(train: Callable[..., Told], nproc: int, model: str = "fsdp2") -> Told:
     return train(nproc, model=model, own_nodes=True, epochs=1)
@@ -77,19 +86,19 @@ def test_other_kinds_of_shards(
     expect_the_same(told, undisturbed(train, nproc, model), [3])
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_two_of_eight_nodes_are_lost(train: Callable[..., Told]) -> None:
     told = lose(train, 8, {1: (1, [0, 5])}, "code:6+2")
     expect_the_same(told, undisturbed(train, 8), [1])
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_another_node_is_lost_after_the_resume(train: Callable[..., Told]) -> None:
     told = lose(train, 3, {1: (2, [0]), 2: (4, [1]), 3: (5, [2])}, "copies:1")
     expect_the_same(told, undisturbed(train, 3), [2, 4, 5])
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_more_nodes_than_the_code_survives(train: Callable[..., Told]) -> None:
     told = lose(train, 4, {1: (3, [1, 2])}, "code:3+1")
     assert not told.of("resumed")  # without a folder, the job begins again

@@ -165,7 +165,9 @@ def test_no_commit_is_lost_or_wrong(
     assert not [each for each in found if each]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=("::test_no_commit_is_lost_or_wrong", "::test_what_is_not_synced_in_time_is_found")
+)
 @pytest.mark.parametrize("scenario", SOUND)
 @pytest.mark.parametrize("seed", range(20))
 def test_no_commit_is_lost_or_wrong_in_many_cuts(

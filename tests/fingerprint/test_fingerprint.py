@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from habits import Habit
     from jobs import Seen
 
+NIGHTLY = pytest.mark.nightly(instead="::test_a_rank_is_as_under_torchrun")
+
 _needed: set[str] = set()  # rows
 _compared: set[str] = set()
 
@@ -45,7 +47,7 @@ def test_a_rank_is_as_under_torchrun(name: str) -> None:
     assert left == []
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", HABITS)
 def test_each_habit(name: str) -> None:
@@ -57,7 +59,7 @@ def test_each_habit(name: str) -> None:
         assert "torch._dynamo" in started["restart"][0]["begin"]["modules"]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_each_row_is_needed() -> None:
     if _compared != set(HABITS):
         pytest.skip("needs the differences of all habits")

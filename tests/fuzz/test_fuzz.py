@@ -83,7 +83,9 @@ def test_a_short_run_finds_nothing() -> None:
     assert run([], RUNS) == list(TARGETS)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=("::test_a_short_run_finds_nothing", "::test_what_is_kept_of_earlier_runs_breaks_nothing")
+)
 @GUIDED
 @pytest.mark.parametrize("name", LONG_RUNS)
 def test_a_long_run_over_the_wire_finds_nothing(name: str) -> None:

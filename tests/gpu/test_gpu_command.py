@@ -309,7 +309,7 @@ def test_a_measurement_on_cpus(tmp_path: Path) -> None:
     assert {each["table"] for each in results.parts["reducer-many-1"].findings} == {"reducer", "cpu"}
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_a_measurement_on_cpus")
 @pytest.mark.timeout(1800)
 def test_every_part_on_cpus(tmp_path: Path) -> None:
     results = rehearsed(tmp_path)

@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
     Build = Callable[..., Lab]
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "shell/test_node_trouble.py::test_a_world_grows_by_who_comes_and_shrinks_by_who_goes",
+        "shell/test_node_trouble.py::test_a_spare_says_so_and_takes_the_place_of_a_lost_node",
+    )
+)
 
-@pytest.mark.nightly
+
+@NIGHTLY
 def test_the_job_grows_from_two_nodes_to_four_and_shrinks_to_three(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -44,7 +51,7 @@ def test_the_job_grows_from_two_nodes_to_four_and_shrinks_to_three(
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_spare_takes_over(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     made = lab(3, "service")
     service = Service(made.hosts[3], tmp_path)

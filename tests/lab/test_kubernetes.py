@@ -34,7 +34,7 @@ def two_pods(lab: Build, folder: Path, *words: str) -> tuple[Lab, Pods]:
     return made, job
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_a_pod_that_is_evicted_leaves_in_good_order_and_its_successor_takes_over")
 def test_a_pod_is_replaced_under_its_index_with_a_new_address(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from lab_host import Host
     from lab_network import Lab
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_the_one_slow_network_card_is_named_by_all_and_only_its_node_is_unfit",
+        "core/test_link_plan.py",
+    )
+)
+
 FAST, SLOW = 150e6, 10e6  # bits per second: what the lab carries at any time, and much less
 NODES = 4
 
@@ -75,7 +82,7 @@ def test_the_one_slow_network_card_is_named_by_all_and_only_its_node_is_unfit(
         assert elsewhere["found"].startswith("node2 is slow on all its links: ")
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize("fault", ["bandwidth", "latency", "cut"])
 def test_a_bad_link_between_two_good_nodes_is_named_as_that(
     fault: str, lab: Callable[..., Lab], tmp_path: Path
@@ -91,7 +98,7 @@ def test_a_bad_link_between_two_good_nodes_is_named_as_that(
     assert [report["fit"] for report in reports] == [True, True, True, fault != "cut"]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_on_a_sound_network_nobody_is_named(lab: Callable[..., Lab], tmp_path: Path) -> None:
     reports = examined(sound(lab(NODES)), tmp_path)
     assert all(report["fit"] and links(report)["grade"] == "ok" for report in reports), told(reports)

@@ -127,7 +127,12 @@ def memory_gib(hosts: list[Host]) -> float:
     return total / 2**20
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "shell/test_heals.py::test_the_ranks_of_the_other_node_keep_their_processes_when_an_agent_is_killed",
+        "shell/test_node_trouble.py::test_a_spare_says_so_and_takes_the_place_of_a_lost_node",
+    )
+)
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_a_job_of_64_ranks_loses_two_nodes_and_goes_on(tmp_path: Path) -> None:
     if reason := lab_host.what_is_missing() or too_little_memory():

@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
     Build = Callable[..., Lab]
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_a_link_is_cut_for_long",
+        "lab/test_lab.py",
+        "shell/test_node_trouble.py::test_nodes_that_cannot_talk_are_named_to_everybody",
+    )
+)
+
 HEALED = (
     "ddp-launch: rank 1 on {}: ValueError: the batch is bad; restarting with the same nodes (restart 1 of 1)"
 )
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_link_is_cut_for_two_seconds(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Nothing happens: training waits for what TCP sends again, and goes on."""
     made = lab(2, "service")
@@ -68,7 +76,7 @@ def test_a_link_is_cut_for_long(lab: Build, tmp_path: Path, undisturbed: Undistu
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_two_nodes_cannot_reach_each_other(lab: Build, tmp_path: Path) -> None:
     """Both reach the service, as behind a firewall that was opened for that only."""
     made = lab(2, "service")
@@ -83,7 +91,7 @@ def test_two_nodes_cannot_reach_each_other(lab: Build, tmp_path: Path) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_partition_in_halves(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The half with the service goes on; the other does nothing of its own, and comes back."""
     made = lab(4, "service")
@@ -110,7 +118,7 @@ def test_a_partition_in_halves(lab: Build, tmp_path: Path, undisturbed: Undistur
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_slow_and_lossy_network(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Every tenth packet lost, 20 ms of delay, 10 Mbit/s: slower, and otherwise the same."""
     made = lab(2, "service")
@@ -129,7 +137,7 @@ def test_a_slow_and_lossy_network(lab: Build, tmp_path: Path, undisturbed: Undis
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_network_of_ipv6_alone(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     made = lab(2)
     for host in made.hosts:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Build = Callable[..., Lab]
 
+NIGHTLY = pytest.mark.nightly(instead="::test_the_node_of_rank_0_and_the_store_is_powered_off")
+
 
 def three_nodes(lab: Build, folder: Path) -> Job:
     """Two are enough. The service has a host of its own."""
@@ -42,7 +44,7 @@ def assert_goes_on_without(job: Job, lost: int, undisturbed: Undisturbed) -> Non
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_node_is_powered_off(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = three_nodes(lab, tmp_path)
     other = next(r for r in job.ranks().values() if r.node_rank == 2)
@@ -56,7 +58,7 @@ def test_the_node_of_rank_0_and_the_store_is_powered_off(
     assert_goes_on_without(job, int(job.ranks()[0].host[-1]), undisturbed)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_node_comes_back_with_a_new_address(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The one that has rank 0 and the store: the others find both at the new address."""
     made = lab(2, "service")

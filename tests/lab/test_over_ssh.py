@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from lab_host import Host, Process
     from lab_network import Lab
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_one_command_runs_the_job_on_all_hosts",
+        "::test_ctrl_c_stops_all_hosts",
+        "shell/test_fleet.py",
+    )
+)
+
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
 LAUNCH = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
 LONG_S = 90.0
@@ -120,7 +128,7 @@ def test_one_command_runs_the_job_on_all_hosts(cluster: Cluster) -> None:
     assert cluster.agents() == []
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_story_is_told_once_and_the_exit_code_is_the_jobs(cluster: Cluster) -> None:
     """Also to whoever started the command, in the file that torchrun leaves it in."""
     told = cluster.folder / "error.json"
@@ -132,7 +140,7 @@ def test_the_story_is_told_once_and_the_exit_code_is_the_jobs(cluster: Cluster) 
     assert cluster.agents() == []
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_restart_over_ssh(cluster: Cluster) -> None:
     done = cluster.launch("--max-restarts", "1", "train.py", "once")
     assert done.wait(LONG_S) == 0, cluster.err
@@ -151,7 +159,7 @@ def test_ctrl_c_stops_all_hosts(cluster: Cluster) -> None:
     assert cluster.agents() == []
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_death_of_the_command_stops_all_hosts(cluster: Cluster) -> None:
     command = cluster.launch("train.py", "stay")
     cluster.wait_until_trained()
@@ -172,7 +180,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Clu
     eventually(lambda: not cluster.agents(), LONG_S, "no agent outlives the command that started it")
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_hostfile_and_a_world_smaller_than_its_hosts(cluster: Cluster) -> None:
     (cluster.folder / "hosts").write_text("# the small partition\nnode0 slots=1\nnode1 slots=1\n")
     done = cluster.launch(
@@ -190,7 +198,7 @@ def test_a_host_without_the_command_is_named(cluster: Cluster) -> None:
     assert "No such file or directory" in cluster.err
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_job_file_runs_on_all_hosts(cluster: Cluster) -> None:
     """`ddpctl submit` becomes `ddp-launch --hosts`: its output and its exit code are the job's."""
     (cluster.folder / "ddp.toml").write_text(

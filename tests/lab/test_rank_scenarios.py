@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Build = Callable[..., Lab]
 
+NIGHTLY = pytest.mark.nightly(instead=("::test_a_rank_is_killed", "shell/test_restarts.py"))
+
 ONE_RESTART = ("--max-restarts", "1")
 
 
@@ -41,7 +43,7 @@ def assert_healed(job: Job, words: str, undisturbed: Undisturbed) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_nothing_happens(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path)
     job.await_steps(20)
@@ -50,14 +52,14 @@ def test_nothing_happens(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_rank_raises(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path, *ONE_RESTART)
     job.order(3, "raise the batch is bad")
     assert_healed(job, "rank 3 on node1: ValueError: the batch is bad; restarting", undisturbed)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_rank_raises_and_no_restart_is_left(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path)
     job.await_steps()
@@ -75,7 +77,7 @@ def test_a_rank_is_killed(lab: Build, tmp_path: Path, undisturbed: Undisturbed) 
     assert_healed(job, "rank 1 on node0: killed by SIGKILL", undisturbed)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_rank_is_stuck_in_native_code(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """It holds the interpreter's lock and ignores SIGTERM while another rank fails."""
     job = two_nodes(lab, tmp_path, *ONE_RESTART, "--shutdown-timeout", "2")
@@ -87,7 +89,7 @@ def test_a_rank_is_stuck_in_native_code(lab: Build, tmp_path: Path, undisturbed:
     assert not job.runs(stuck)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_an_agent_is_killed(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Its ranks die with it; it is started anew, as a supervisor of services would do."""
     job = two_nodes(lab, tmp_path, *ONE_RESTART)

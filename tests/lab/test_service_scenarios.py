@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
     Build = Callable[..., Lab]
 
+NIGHTLY = pytest.mark.nightly(
+    instead="shell/test_replicas.py::test_ranks_do_not_notice_that_the_service_died_and_came_back"
+)
+
 HEALED = (
     "ddp-launch: rank 1 on {}: ValueError: the batch is bad; restarting with the same nodes (restart 1 of 1)"
 )
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize("for_s", [5.0, 30.0])
 def test_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbed, for_s: float) -> None:
     """Training goes on meanwhile; what fails after the service is back is healed as ever."""
@@ -47,7 +51,7 @@ def test_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbe
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_rank_fails_while_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Nothing is decided without the service; once it is back, the agents tell it what it missed."""
     made = lab(2, "service")
@@ -69,7 +73,7 @@ def test_a_rank_fails_while_the_service_is_down(lab: Build, tmp_path: Path, undi
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_service_and_a_node_are_lost_together(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -94,7 +98,7 @@ def test_the_service_and_a_node_are_lost_together(
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_the_node_that_serves_the_rendezvous_comes_back(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from lab_network import Lab
 
+NIGHTLY = pytest.mark.nightly(
+    instead=("::test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes", "deploy/test_submit.py")
+)
+
 LAUNCH = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
 LONG_S = 90.0
 TRAIN = """
@@ -85,7 +89,7 @@ def test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes(
     assert of_ranks(text) == [f"[node{i}:{i}] rank {i} of 4 attempt 0 on node{i}" for i in range(4)], text
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_rank_that_dies_is_started_again_on_all_nodes(slurm: SlurmCluster, script: Path) -> None:
     out = script.with_suffix(".out")
     words = (LAUNCH, "--nnodes", "4", "--nproc-per-node", "1", "--max-restarts", "1", str(script), "once")
@@ -95,7 +99,7 @@ def test_a_rank_that_dies_is_started_again_on_all_nodes(slurm: SlurmCluster, scr
     assert text.count("of 4 attempt 0") == text.count("of 4 attempt 1") == 4
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_node_that_is_lost_is_done_without(
     slurm: SlurmCluster, script: Path, lab: Callable[..., Lab]
 ) -> None:
@@ -153,7 +157,7 @@ def numbers_after(words: str, out: Path) -> list[int]:
     return [int(line.rpartition(" ")[2]) for line in lines if words in line]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_job_that_is_requeued_saves_itself_first_and_goes_on_from_there(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -197,7 +201,7 @@ def submitted(slurm: SlurmCluster, folder: Path, job_file: str) -> str:
     return number
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_job_file_runs_and_its_fields_arrive(slurm: SlurmCluster, script: Path) -> None:
     job = submitted(
         slurm,
@@ -244,7 +248,7 @@ options = ["--comment='two words'"]
     assert "two words" in slurm.ask("scontrol", "show", "job", job)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_an_elastic_job_does_not_queue_for_machines_that_it_can_do_without(
     slurm: SlurmCluster, script: Path
 ) -> None:
@@ -259,7 +263,7 @@ def test_an_elastic_job_does_not_queue_for_machines_that_it_can_do_without(
     assert (script.parent / f"train-{job}.log").read_text().count("of 3 attempt 0") == 3
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_an_array_is_so_many_jobs(slurm: SlurmCluster, script: Path) -> None:
     job = submitted(
         slurm,
@@ -278,7 +282,7 @@ def test_an_array_is_so_many_jobs(slurm: SlurmCluster, script: Path) -> None:
     )
 
 
-@pytest.mark.nightly  # Slurm takes its time
+@NIGHTLY  # Slurm takes its time
 def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
     """A service that remembers: what is started again is another job to it."""
     (tmp_path / "train.py").write_text(ELASTIC)

@@ -41,7 +41,9 @@ def endpoint() -> Iterator[str]:
     service.wait()
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=("matrix/test_matrix.py", "shell/test_two_nodes_meet.py::test_two_agents_form_one_world")
+)
 def test_two_nodes_restart_through_a_service_with_other_packages(
     launch: Launch, endpoint: str, tmp_path: Path
 ) -> None:

@@ -1,36 +1,43 @@
-"""Which tests are marked `nightly`, read from their source: to import them all would cost more than the check."""
+"""Which tests are marked `nightly`, read from their source: to import them all would cost more than the check.
+
+A test that `make test` leaves out as a whole says what stays: `@pytest.mark.nightly(instead="core/test_x.py::test_y")`,
+relative to `tests/`, or `::test_z` in the same file. A mark without an argument leaves out some cases of a test, and
+the other cases stay.
+"""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-WHOLE, SOME_CASES = "", "[...]"
+WHOLE_FILE = ""
 
 
-def marked(path: Path, name: str) -> set[str]:
-    """`name` for a whole file, `name::test` for a test, `name::test[...]` where only some cases of it are marked."""
+@dataclass(frozen=True)
+class Mark:
+    test: str  # or WHOLE_FILE
+    instead: tuple[str, ...] = ()
+    some_cases: bool = False
+
+
+def marked(path: Path) -> list[Mark]:
     tree = ast.parse(path.read_text())
-    tainted = names_with_marks(tree.body)
-    if "pytestmark" in tainted:
-        return {name}
-    found = set()
-    for node in tree.body:
-        how = how_marked(node, tainted)
-        if how is not None:
-            found.add(f"{name}::{node.name}{how}")  # type: ignore[attr-defined]
-    return found
+    named = names_with_marks(tree.body)
+    if "pytestmark" in named:
+        return [Mark(WHOLE_FILE, named["pytestmark"])]
+    return [mark for node in tree.body if is_test(node) and (mark := mark_of(node, named)) is not None]
 
 
-def names_with_marks(body: list[ast.stmt]) -> set[str]:
+def names_with_marks(body: list[ast.stmt]) -> dict[str, tuple[str, ...]]:
     """What is made of the mark at the top of the module, directly or by way of another name."""
-    found: set[str] = set()
+    found: dict[str, tuple[str, ...]] = {}
     for node in body:
-        if not is_test(node) and (marks(node) or found & names_used(node)):
-            found.update(names_of(node))
+        if not is_test(node) and (marks(node) or found.keys() & names_used(node)):
+            found.update(dict.fromkeys(names_of(node), instead_of(node)))
     return found
 
 
@@ -42,14 +49,24 @@ def is_test(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
 
 
-def how_marked(node: ast.stmt, tainted: set[str]) -> str | None:
-    if not is_test(node):
-        return None
-    decorators = node.decorator_list  # type: ignore[attr-defined]
-    if any(is_mark(each.func if isinstance(each, ast.Call) else each) for each in decorators):
-        return WHOLE
-    some = any(marks(each) or names_used(each) & tainted for each in decorators)
-    return SOME_CASES if some else None
+def mark_of(node: ast.stmt, named: dict[str, tuple[str, ...]]) -> Mark | None:
+    name, decorators = node.name, node.decorator_list  # type: ignore[attr-defined]
+    for each in decorators:
+        if is_mark(each.func if isinstance(each, ast.Call) else each):
+            return Mark(name, instead_of(each))
+        if isinstance(each, ast.Name) and each.id in named:
+            return Mark(name, named[each.id])
+    some = any(marks(each) or names_used(each) & named.keys() for each in decorators)
+    return Mark(name, some_cases=True) if some else None
+
+
+def instead_of(node: ast.AST) -> tuple[str, ...]:
+    """The argument of the mark in this statement."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and is_mark(part.func):
+            (given,) = [ast.literal_eval(each.value) for each in part.keywords if each.arg == "instead"]
+            return (given,) if isinstance(given, str) else given
+    return ()
 
 
 def is_mark(node: ast.AST) -> bool:

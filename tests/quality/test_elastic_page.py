@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from nightly_marks import names_of_tests
-from test_nightly_page import FILES, references
 from tidy import ROOT
+
+FILES = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+
+
+def references(cell: str) -> list[str]:
+    """`tests/test_x.py`: `test_a`, `test_b`; a file without tests is meant as a whole."""
+    found: list[str] = []
+    for word in re.findall(r"`([^`]+)`", cell):
+        if word.startswith("tests/"):
+            found.append(word)
+        elif "::" not in found[-1]:
+            found[-1] += f"::{word}"
+        else:
+            found.append(f"{found[-1].partition('::')[0]}::{word}")
+    return found
 
 
 def promises(page: str) -> list[list[str]]:

@@ -21,6 +21,8 @@ from etcd_cluster import needs_etcd
 if TYPE_CHECKING:
     from pathlib import Path
 
+NIGHTLY = pytest.mark.nightly(instead="::test_cluster")
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ONCE = ("--rounds", "1", "--warm-up", "0", "--timeout", "100")
 
@@ -44,7 +46,7 @@ def only_round(table: dict[str, Any]) -> tuple[dict[str, float], dict[str, float
     return played["theirs"]["figures"], played["ours"]["figures"]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_launch(tmp_path: Path) -> None:
     (table, pooled), page = run_bench("launch", tmp_path, "--ranks", "1")
     _, of_pool = only_round(pooled)
@@ -58,7 +60,7 @@ def test_launch(tmp_path: Path) -> None:
     assert "old" not in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_restart(tmp_path: Path) -> None:
     (table, trained), page = run_bench("restart", tmp_path, "--parts", "death", "--train-for", "0")
     assert all(0 < figures["stepped"] for figures in only_round(trained))
@@ -67,7 +69,7 @@ def test_restart(tmp_path: Path) -> None:
     assert "0 without a figure" in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_recovery(tmp_path: Path) -> None:
     """Without the loss of a node, which torchrun never recovers from."""
     (table, _node), page = run_bench("recovery", tmp_path, "--node-rounds", "0", "--parts", "death")
@@ -76,7 +78,7 @@ def test_recovery(tmp_path: Path) -> None:
     assert "| first all-reduce of the next generation |" in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize(("bench", "title"), [("restart", "MLP, our DDP"), ("recovery", "MLP, torch's DDP")])
 def test_first_step(bench: str, title: str, tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
@@ -92,7 +94,7 @@ def test_first_step(bench: str, title: str, tmp_path: Path) -> None:
     assert f"| {title} |" in page.read_text()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_agent(tmp_path: Path) -> None:
     (memory, _idle), _page = run_bench("agent", tmp_path, "--seconds", "0.2")
     for figures in only_round(memory):
@@ -114,7 +116,7 @@ def test_cluster(tmp_path: Path) -> None:
     assert float(share[1]) < 100
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_paper(tmp_path: Path) -> None:
     """A figure of real ranks on two hosts, a curve, and a predicted one."""
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
@@ -134,7 +136,7 @@ def test_paper(tmp_path: Path) -> None:
     assert page.read_text().count("Machine:") == 3
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_plan(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- plan:begin -->\n<!-- plan:end -->\n")
@@ -147,7 +149,7 @@ def test_plan(tmp_path: Path) -> None:
     assert page.read_text().count("| 2 x 1 | 1gbit |") == 2
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
     """Far too short a bound: both launchers are cut off in the middle, and the table says so."""
     command = [sys.executable, os.path.join(ROOT, "bench", "restart.py"), *ONCE, "--timeout", "0.3"]
@@ -171,7 +173,7 @@ def tagged_processes(tag: str) -> list[int]:
     return found
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_allreduce(tmp_path: Path) -> None:
     (table,), page = run_bench("allreduce", tmp_path, "--ranks", "2", "--sizes", "4", "65536")
     ranks, times = table
@@ -183,7 +185,7 @@ def test_allreduce(tmp_path: Path) -> None:
     assert "met" in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_checkpoints(tmp_path: Path) -> None:
     """Each state comes back as it was; the ranks check that."""
     table, page = run_bench("checkpoints", tmp_path, "--gb", "0.02", "--shardings", "FSDP2")
@@ -193,7 +195,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert "| 0.02 GB, FSDP2 | ddp.elastic |" in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_ddp(tmp_path: Path) -> None:
     asked = ("--ranks", "2", "--models", "MLP, 1M", "--parts", "steps")
     (found,), page = run_bench("ddp", tmp_path, *asked, key="found")
@@ -204,7 +206,7 @@ def test_ddp(tmp_path: Path) -> None:
     assert "| MLP, 1M |" in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_rendezvous(tmp_path: Path) -> None:
     asked = ("--sizes", "4", "--stores", "memory", "--seconds", "1")
     tables, page = run_bench("rendezvous", tmp_path, *asked)
@@ -212,7 +214,7 @@ def test_rendezvous(tmp_path: Path) -> None:
     assert "2 runs, 0 without a figure." in page
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @needs_etcd
 def test_control_plane(tmp_path: Path) -> None:
     """Both leaders are killed once, and each failure is decided once."""
@@ -237,7 +239,7 @@ def test_control_plane(tmp_path: Path) -> None:
     assert "2 kills: 0 decisions lost, 0 doubled, 0 other problems." in page.read_text()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_logical(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- logical:begin -->\n<!-- logical:end -->\n")
@@ -251,7 +253,7 @@ def test_logical(tmp_path: Path) -> None:
     assert page.read_text().count("| MLP, 1M | 2 |") == 2
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_marked(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- marked:begin -->\n<!-- marked:end -->\n")
@@ -265,7 +267,7 @@ def test_marked(tmp_path: Path) -> None:
     assert page.read_text().count("| MLP, 1M |") == 2
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_silent(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- silent:begin -->\n<!-- silent:end -->\n")
@@ -279,7 +281,7 @@ def test_silent(tmp_path: Path) -> None:
     assert "| `--recover in-place` |" in page.read_text()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_hierarchical(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- hierarchical:begin -->\n<!-- hierarchical:end -->\n")
@@ -305,7 +307,7 @@ def test_hierarchical(tmp_path: Path) -> None:
     assert "| 1gbit | MLP, 1M |" in page.read_text()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_overhead(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- overhead-mlp:begin -->\n<!-- overhead-mlp:end -->\n")
@@ -330,7 +332,7 @@ def test_overhead(tmp_path: Path) -> None:
     assert "| MLP, 1M, torch DDP, 2 ranks |" in page.read_text()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_status_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- status-page:begin -->\n<!-- status-page:end -->\n")

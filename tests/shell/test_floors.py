@@ -62,7 +62,7 @@ def test_the_generated_code_is_in_step_with_the_schema(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_the_generated_code_is_not_newer_than_the_oldest_protobuf")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "versions",

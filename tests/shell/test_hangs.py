@@ -139,7 +139,13 @@ def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
     assert 'File "' in job.stderr(), "the end of the stacks; how much of them the box has room for may differ"
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "::test_the_one_who_is_the_reason_is_named_and_the_job_goes_on",
+        "::test_the_report_holds_the_stack_of_the_rank",
+        "faults/test_faults.py::test_a_fault",
+    )
+)
 def test_two_nodes_find_the_one_on_the_other(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

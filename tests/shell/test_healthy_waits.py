@@ -14,6 +14,14 @@ import pytest
 if TYPE_CHECKING:
     from launched import Launch, Launched
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_a_rank_that_lives_is_waited_for",
+        "::test_what_hangs_by_the_evidence_of_all_ranks_ends",
+        "core/test_hang_evidence.py",
+    )
+)
+
 LIMIT_S = 3.0
 _CODE = f"""
 import sys
@@ -123,7 +131,7 @@ def test_a_rank_that_lives_is_waited_for(launch: Launch) -> None:
     assert_left_alone(launch("--nproc-per-node", "2", "SCRIPT", *modes, source=WAITS, before=SHORT))
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize(
     "modes",
     [
@@ -168,7 +176,7 @@ server.serve_forever()
 """
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize(("source", "ranks"), [(ALONE, 1), (ALONE, 2), (UPLOADS, 2), (SERVES, 2)])
 def test_where_nobody_waits_nothing_is_said(launch: Launch, source: str, ranks: int) -> None:
     assert_left_alone(launch("--nproc-per-node", str(ranks), "SCRIPT", source=source, before=SHORT))

@@ -246,7 +246,7 @@ print(ddp.launch(fit, nproc=2, max_restarts=1))
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead=("::test_ranks_are_restarted_as_in_any_job", "shell/test_heals.py"))
 def test_a_job_that_was_healed_returns_results(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=HEALED, cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -226,7 +226,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_what_all_ranks_import_is_imported_under_their_variables")
 def test_torch_has_the_same_configuration_as_before_the_restart(launch: Launch) -> None:
     words = ("--nproc-per-node", "2", "--max-restarts", "1")
     job = launch(*words, source=CONFIGURED, fake_torch=None)

@@ -13,7 +13,10 @@ from launched import FAMILY
 if TYPE_CHECKING:
     from launched import Launch
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.nightly(instead=("shell/test_restarts.py", "shell/test_containment.py")),
+    pytest.mark.timeout(1200),
+]
 
 SEED = int(os.environ.get("SEED", "1"))
 

@@ -152,7 +152,13 @@ def test_a_script_without_our_library_gets_torchs_error_with_a_note(
     assert job.wait() == 137, job.stderr()
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    instead=(
+        "::test_a_bucket_that_fails_names_the_peer_and_its_parameters",
+        "::test_a_script_without_our_library_gets_torchs_error_with_a_note",
+        "::test_who_waits_for_a_living_rank_is_released_when_another_fails",
+    )
+)
 def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) -> None:
     """It is shorter than our own, and whoever it ends only says that it was waiting."""
     source = WITH_DDP + (

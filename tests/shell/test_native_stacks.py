@@ -70,7 +70,7 @@ a_function_to_find()
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="shell/test_native_stacks.py")
 @pytest.mark.skipif(find("py-spy") is None, reason='pip install "ddp-launch[stacks]" installs py-spy')
 def test_py_spy_shows_python_and_native_frames() -> None:
     """Of a process that sleeps in C, below a Python function."""

@@ -18,6 +18,13 @@ from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_a_full_folder_for_temporary_files_is_passed_over",
+        "::test_without_home_and_with_a_folder_whose_path_no_socket_could_have",
+    )
+)
+
 PLAIN = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 TRAINS = """
 import torch, ddp
@@ -88,7 +95,7 @@ def test_a_full_folder_for_temporary_files_is_passed_over(plain: Path, tmp_path:
     assert "/mnt" in done.stderr
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.skipif(not may_mount(), reason="cannot mount file systems here")
 @pytest.mark.parametrize(
     "before",
@@ -107,7 +114,7 @@ def test_a_job_trains_over_shared_memory(before: str, trains: Path, tmp_path: Pa
     assert_both_ranks(ran(before + job(trains), tmp_path, "unshare", "--mount"), "of 2 shm")
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.skipif(not may_mount(), reason="cannot mount file systems here")
 def test_no_place_for_temporary_files_is_one_line(tmp_path: Path) -> None:
     before = "for each in /tmp /var/tmp; do mount -t tmpfs -o ro none $each; done; cd /proc; "
@@ -118,7 +125,7 @@ def test_no_place_for_temporary_files_is_one_line(tmp_path: Path) -> None:
     assert "TMPDIR" in done.stderr
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.skipif(not may_mount(), reason="only root can become another user")
 @pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="no Python that all users may run")
 def test_an_installation_that_only_its_owner_may_write(plain: Path, tmp_path: Path) -> None:

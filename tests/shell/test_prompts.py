@@ -238,7 +238,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_a_process_that_waits_for_input_is_recognized")
 def test_the_rank_that_asks_and_those_that_wait_for_it_are_not_hung(
     seen: SeenTerminal, launch: Launch
 ) -> None:

@@ -252,7 +252,7 @@ def test_one_signal_ends_a_job_whose_output_nobody_reads(launch: Launch) -> None
     os.close(reader)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="shell/test_slow_readers.py")
 def test_the_bytes_are_those_of_torchrun(tmp_path: Path) -> None:
     """200 MB into `(sleep; md5sum)`."""
     script = tmp_path / "train.py"

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "::test_what_a_rank_would_inherit_otherwise_starts_cold",
+        "::test_nothing_is_left_of_a_job_that_is_ended",
+        "::test_a_killed_zygote_takes_its_ranks_along",
+        "core/test_pool_key.py",
+        "shell/test_freshness.py",
+    )
+)
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SAYS = "import os, sys\nprint('ran', os.environ['RANK'], sys.argv[1:])\n"
 # A rank that stays, with processes of its own that would like to outlive it.
@@ -333,7 +343,7 @@ def test_a_killed_zygote_takes_its_ranks_along(which: str, user: User) -> None:
     eventually(lambda: not user.left_over(), what="nothing is left")
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_job_outlives_its_template(user: User) -> None:
     user.start_with_template()
     job = _running(user)
@@ -375,7 +385,7 @@ def test_standard_input_is_that_of_the_command(user: User) -> None:
     assert user.served() == [3]
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_what_the_imports_print_is_printed_each_time(user: User) -> None:
     torch = user.folder / "fake" / "torch" / "__init__.py"
     torch.write_text(torch.read_text() + "import sys\nprint('deprecated', file=sys.stderr)\n")
@@ -398,7 +408,7 @@ def test_a_template_that_cannot_be_made_is_explained(user: User) -> None:
     assert (done.returncode, "its ranks are not forked" in done.stderr) == (1, True)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_a_command_without_the_pool(user: User) -> None:
     user.start_with_template()
     user.launch("--no-warm-pool", "train.py")
@@ -408,7 +418,7 @@ def test_a_command_without_the_pool(user: User) -> None:
     assert "started cold" not in user.status()
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_there_are_no_more_templates_than_permitted(user: User) -> None:
     first = user.start_with_template("--warm-templates", "1")
     user.launch(env={"OMP_NUM_THREADS": "3"})

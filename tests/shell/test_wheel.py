@@ -16,6 +16,10 @@ sys.path.append(str(ROOT / "deploy" / "wheels"))
 
 import contents
 
+NIGHTLY = pytest.mark.nightly(
+    instead=("::test_it_runs_where_nothing_else_is_installed", "core/test_wheels.py")
+)
+
 
 def run(*argv, **options):
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, **options)
@@ -141,7 +145,7 @@ def by_pip_over_the_systems_packages(folder, wheel):
     return folder / "env/bin"
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize("install", [by_uv, by_pipx, by_pip_over_the_systems_packages])
 def test_installers_of_other_kinds(install, wheel, tmp_path):
     """With what it needs from the index; the ranks use no torch."""
@@ -151,7 +155,7 @@ def test_installers_of_other_kinds(install, wheel, tmp_path):
     assert "core compiled" in run(command, "--version", cwd=tmp_path)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.timeout(1200)
 @needs_a_compiler
 def test_what_is_released_is_installed_and_runs():

@@ -82,7 +82,7 @@ def test_another_version_can_be_chosen(page: Page) -> None:
     assert chosen.all_inner_texts() == ["2.0.0", "1.0.0"]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_another_version_can_be_chosen")
 def test_a_version_is_added_to_a_branch(tmp_path: Path) -> None:
     if not (ROOT / ".venv-site" / ".installed").exists():
         pytest.skip("what builds the site is not installed: make site")

@@ -15,6 +15,8 @@ from comparing import differences
 from outcomes import ROOT, Outcome, Torchrun, ddp_launch
 from random_programs import Program
 
+NIGHTLY = pytest.mark.nightly(instead="unchanged/test_random_programs.py::test_as_under_torchrun")
+
 _HERE = Path(__file__).parent / "programs"
 _PACKAGES = ROOT / ".venv-unchanged/lib/python{}.{}/site-packages".format(*sys.version_info)
 _ACCELERATE = ("test_script", "test_sync", "test_ops", "test_ddp_comm_hook")
@@ -78,13 +80,13 @@ def _compare(theirs: Program, ours: Program, torchrun: Torchrun, folder: Path) -
     assert differences(ours, _comparable(expected), found) == [], (expected, errors)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_under_both_launchers(name: str, torchrun: Torchrun, folder: Path) -> None:
     _compare(_program(name), _program(name), torchrun, folder)
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize("name", _WITH_OUR_CLASS)
 def test_with_our_class(name: str, torchrun: Torchrun, folder: Path) -> None:
     _compare(_program(name), _program(name, _OUR_CLASS), torchrun, folder)

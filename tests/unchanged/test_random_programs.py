@@ -44,7 +44,7 @@ def _differing(seeds: range, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_as_under_torchrun")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_a_thousand_programs(part: int, folder: Path) -> None:

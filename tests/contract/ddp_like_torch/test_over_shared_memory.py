@@ -46,7 +46,7 @@ def test_the_two_cannot_be_told_apart(case: Case, world_size: int) -> None:
     assert not found, "\n".join(found[:12])
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_the_two_cannot_be_told_apart")
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=[each.case.name for each in DIVERGENCES])
 def test_we_promise_more(divergence: Divergence) -> None:
     ours, remarks = compare.outcome(divergence.case, compare.SECOND, "shm")

@@ -58,7 +58,7 @@ def test_random_models(world_size: int) -> None:
     run()
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead="::test_random_models")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_many_random_models(world_size: int) -> None:

@@ -96,7 +96,7 @@ def test_under_ours(name: str) -> None:
     judged(name, compare.SECOND)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(instead=("::test_under_ours", "::test_under_distributed_autograd"))
 @pytest.mark.parametrize("name", [*PASSING, *SLOW])
 def test_under_torchs(name: str) -> None:
     """Else the list says nothing."""
