@@ -29,10 +29,11 @@ class GradientHooks:
     """The hooks of one reducer, one on each parameter."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], arrivals: Arrivals) -> None:
+        self._handles: list[Any] = []  # first: it is deleted too if a parameter cannot have a hook
         # Keep the nodes alive: a node lives only while it is referenced, and its hooks are lost with it.
         self.accumulators = [accumulator(parameter) for parameter in parameters]
         self._callbacks = [arrivals.hook(i, each) for i, each in enumerate(parameters)]
-        self._handles: list[Any] = [
+        self._handles = [
             node.register_hook(call) for node, call in zip(self.accumulators, self._callbacks, strict=True)
         ]
 

@@ -273,16 +273,19 @@ class Reducer:
             step.usage = Usage(here, self.sender.group, self.sender.device)
 
     def delay_all_reduce(self) -> None:
-        """Average everything at the end of the first backward of a static graph. torch's module calls it there."""
+        """Average everything at the end of the first backward of a static graph, or of its first autograd.grad.
+
+        torch's module calls it there.
+        """
         step = self.step
         if step is None:
             raise self.record_error(errors.static_graph_began_locally(self.rank))
-        if not step.begun:  # autograd.grad
-            return
         step.begun = step.deferred = True
         counts = [arrivals.ANY_NUMBER - left for left in self.counter.left()]
         step.unused = self.sender.unused = frozenset(i for i, count in enumerate(counts) if not count)
         self._finalize()
+        if not any(counts):  # autograd.grad: torch averages what there is, and no later backward
+            return
         self._expected, self._used_at_first = counts, step.usage
         self._unused_at_first = step.usage.unused_here if step.usage is not None else frozenset()
         self._cut()

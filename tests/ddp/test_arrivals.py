@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from fake_group import FakeGroup, begin_backward, give_gradient, parameters_of, reducer_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp.reducer import arrivals
 from ddp.reducer.arrivals import PythonArrivals
+from ddp.reducer.gradient_hooks import GradientHooks
 from ddp.reducer.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -175,3 +177,12 @@ def test_a_second_gradient_of_a_parameter_is_refused(
     give_gradient(reducer, 1, 1.0)
     with pytest.raises(RuntimeError, match="p1"):
         give_gradient(reducer, 1, 1.0)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_hooks_that_could_not_be_made_are_deleted_without_an_error() -> None:
+    frozen = torch.zeros(1)
+    counter = arrivals.new(*[lambda _index: None] * 4)
+    with pytest.raises(AttributeError, match="next_functions"):
+        GradientHooks([frozen], counter)
+    gc.collect()

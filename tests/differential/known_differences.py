@@ -50,13 +50,20 @@ def _joins_at_first(program: Program, at: int) -> bool:
     return program.options["find_unused_parameters"] and joins
 
 
-def _shares_static(program: Program, _at: int) -> bool:
-    return program.options["static_graph"] and program.shared and program.wrappers > 1
+def _shares(program: Program, _at: int) -> bool:
+    special = program.options["static_graph"] or program.options["gradient_as_bucket_view"]
+    return special and program.shared and program.wrappers > 1
+
+
+def _shares_interrupted(program: Program, at: int) -> bool:
+    """Whether a backward of one of two wrappers that share layers has broken: a later one of the other completes it."""
+    broken = any("breaks" in op for op in program.ops[:at])
+    return broken and program.shared and program.wrappers > 1
 
 
 KNOWN = (
-    Known("two wrappers that share layers", "not the expected DDP bucket view"),
-    Known("two wrappers that share layers", does=_shares_static),
+    Known("two wrappers that share layers, with", does=_shares),
+    Known("two wrappers that share layers, and an exception", does=_shares_interrupted),
     Known("an optimizer in the backward pass on a CPU", "Cannot access accelerator device"),
     Known("`Encountered gradient which is undefined`", "Encountered gradient which is undefined"),
     Known("an unused sparse embedding", "Expected sparse gradient to be defined"),

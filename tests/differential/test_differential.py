@@ -107,6 +107,7 @@ PLAIN = replace(
     hook="",
     wild=False,
 )
+OFF = dict.fromkeys(["find_unused_parameters", "gradient_as_bucket_view", "static_graph"], False)
 STEP, HAND, HOLD = (
     {"kind": "step"},
     {"kind": "hand", "layers": [0, 1]},
@@ -115,6 +116,9 @@ STEP, HAND, HOLD = (
 FROZEN = {"kind": "step", "frozen_between": [1, 2]}
 JOIN = {"kind": "join", "inputs": [2, 1], "initial": True}
 PART = {"kind": "step", "uses": [[True, False, True]] * 2}
+PENALTY = {"kind": "step", "penalty": True}
+# The forward raises on rank 1 only. Rank 0 waits for the next step of rank 1.
+HALF = {"kind": "step", "uses": [[True, True, False], [True] * 3], "breaks": ["forward", 2, [0, 1]]}
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shm", "hier"])
@@ -129,6 +133,8 @@ PART = {"kind": "step", "uses": [[True, False, True]] * 2}
             ({**FROZEN, "local": "all"}, HAND, PART, STEP),
             id="by-hand-after-no-gradient",
         ),
+        pytest.param({"static_graph": True}, (HALF, PENALTY), id="autograd.grad-on-one-rank-static"),
+        pytest.param({"static_graph": True}, (HAND, PENALTY, STEP, STEP), id="autograd.grad-static"),
         pytest.param({"find_unused_parameters": True}, (JOIN, STEP, JOIN, STEP), id="join-after-steps"),
         pytest.param({"gradient_as_bucket_view": True}, (STEP, HOLD, STEP, STEP), id="held-over-the-rebuild"),
         pytest.param(
@@ -143,7 +149,7 @@ def test_what_once_differed(
 ) -> None:
     """With buckets of one gradient each, and with one bucket for all."""
     for cap in (0.00001, 25):
-        program = replace(PLAIN, backend=backend, options={**options, "bucket_cap_mb": cap}, ops=ops)
+        program = replace(PLAIN, backend=backend, options={**OFF, **options, "bucket_cap_mb": cap}, ops=ops)
         outcome = pairs.confirm(program)
         assert outcome.compared
         assert not outcome.found, "\n".join(map(str, outcome.found))
