@@ -54,7 +54,7 @@ _ENDED_PAUSED = "ended while it was paused"
 _LOST_PEERS = "lost the connection to its peers, and no other failure was reported"
 
 
-def step(state: Supervision, event: RankHeals | CannotHeal | RankParked | GraceOver) -> Step:
+def pause(state: Supervision, event: RankHeals | CannotHeal | RankParked | GraceOver) -> Step:
     known = event.generation == state.generation
     if not known or (not isinstance(event, GraceOver) and event.local_rank not in state.live):
         return state, ()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.supervised import Step, Supervision
     from rendezvous.values.types import Assignment
 
-_TRY_AGAIN = 75
+TRY_AGAIN = 75
 
 
 def failed_for(
@@ -46,8 +46,8 @@ def store_lost(state: Supervision, event: StoreLost) -> Step:
     if mine is None or event.generation != state.generation or state.over:
         return state, ()
     if state.phase is Phase.RUNNING:
-        return state, (failed_for(state, mine, event.reason, FailureClass.NETWORK, _TRY_AGAIN),)
-    return cannot_start(state, mine, event.reason, FailureClass.NETWORK, _TRY_AGAIN)
+        return state, (failed_for(state, mine, event.reason, FailureClass.NETWORK, TRY_AGAIN),)
+    return cannot_start(state, mine, event.reason, FailureClass.NETWORK, TRY_AGAIN)
 
 
 def zygote_replaced(state: Supervision, event: ZygoteReplaced) -> Step:

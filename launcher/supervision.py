@@ -122,8 +122,7 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from launcher.health.hang_inquiry import release
-from launcher.health.hang_inquiry import step as inquire
+from launcher.health.hang_inquiry import inquire, release
 from launcher.pausing import (
     answer,
     missing_ranks,
@@ -180,7 +179,7 @@ def step(state: Supervision, event: AgentEvent) -> Step:
         case Stop(generation, decision):
             return stop(state, generation, decision)
         case RankHeals() | CannotHeal() | RankParked() | GraceOver(kind=Grace.UNASKED):
-            return pausing.step(state, event)
+            return pausing.pause(state, event)
         case GraceOver():
             return grace_over(state, event)
         case Swept(generation):

@@ -40,7 +40,7 @@ _PEERS_STAY = (
 )  # until the stop: the ranks may still finish together
 
 
-def step(
+def inquire(
     state: Supervision,
     event: Examine | Accused | StallDetected | Inspected | StacksTaken | CommunicationFailed | ConditionMet,
 ) -> Step:
