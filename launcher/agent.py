@@ -30,6 +30,7 @@ from launcher.exchange import (
     Isolated,
     OpenStore,
     PauseRanks,
+    Phase,
     ReachStore,
     Send,
     SignalRanks,
@@ -40,6 +41,7 @@ from launcher.exchange import (
     StoreFailed,
     StoreListens,
     StoreLost,
+    Supervision,
     Sweep,
     Swept,
     TakeStacks,
@@ -50,7 +52,6 @@ from launcher.job_page import JobPage
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
 from launcher.stop_requests import ParentSignals, unless_stopped
-from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template import messages
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report

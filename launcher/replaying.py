@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher import supervision
-from launcher.exchange import Action, AgentEvent
-from launcher.supervised import Supervision
+from launcher.exchange import Action, AgentEvent, Supervision
 from rendezvous.replay.records import Machine
 
 if TYPE_CHECKING:
-    from launcher.supervised import Step
+    from launcher.exchange import Step
 
 
 def machine() -> Machine:

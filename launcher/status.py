@@ -7,19 +7,18 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from launcher.exchange import Phase
 from launcher.health import step_rate
 from launcher.output.lines import can_redraw
-from launcher.supervised import Phase
 from rendezvous.values.counted import counted
 from rendezvous.values.events import Assigned, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from launcher.exchange import AgentEvent
+    from launcher.exchange import AgentEvent, Supervision
     from launcher.output.logs import LogPump
     from launcher.settings.spec import LaunchSpec
-    from launcher.supervised import Supervision
     from rendezvous.values.rank_view import RankView
 
 _FIRST_S, _SECOND_S, _LONGEST_PAUSE_S = 2.0, 10.0, 600.0

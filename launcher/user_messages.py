@@ -9,12 +9,12 @@ from launcher.exchange import (
     Grace,
     GraceOver,
     Isolated,
+    Phase,
     RankEnded,
     StopRequested,
     StoreReached,
 )
 from launcher.output.lines import printable
-from launcher.supervised import Phase
 from rendezvous.values.cause_text import ranks
 from rendezvous.values.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.types import Cause, DecisionKind
@@ -22,9 +22,8 @@ from rendezvous.values.types import Cause, DecisionKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from launcher.exchange import AgentEvent
+    from launcher.exchange import AgentEvent, Supervision
     from launcher.settings.spec import LaunchSpec
-    from launcher.supervised import Supervision
     from rendezvous.values.types import Decision
 
 

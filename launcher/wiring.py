@@ -43,14 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from launcher.answers.restart_clock import Clock
-    from launcher.exchange import Action, Finish
+    from launcher.exchange import Action, Finish, Supervision
     from launcher.isolation import Listener
     from launcher.joining.connect import Connection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
-    from launcher.supervised import Supervision
     from rendezvous.replay.records import Machine
 
     Recorder = Callable[[AgentEvent, tuple[Action, ...], Supervision], None]

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
     from launcher.answers.restart_watch import Traces
     from launcher.error_boundary import ErrorBoundary
+    from launcher.exchange import Supervision
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles
     from launcher.ranks.checkpoint import CheckpointRequester
     from launcher.ranks.editions import Editions
     from launcher.ranks.worker import Workers
-    from launcher.supervised import Supervision
     from rendezvous.values.questions import LogPieces, RankSeen, Told, Wanted
     from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Assignment

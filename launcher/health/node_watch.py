@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher import daemon_threads
+from launcher.exchange import Phase
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Health, NodeReading
@@ -22,7 +23,6 @@ from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
 from launcher.settings.spec import timer_file
 from launcher.sources.source import Poll, Source
-from launcher.supervised import Phase
 from rendezvous.service.web import Web
 from rendezvous.values.events import NodeHealth, PhaseTimesReported
 from rendezvous.values.rank_view import BINS, Histogram
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import RankEnded
+    from launcher.exchange import RankEnded, Supervision
     from launcher.health.pages import Pages
     from launcher.health.rank_timers import Timer
     from launcher.health.watch import HangWatch
     from launcher.machine.gpu_state import Gpu
     from launcher.settings.spec import LaunchSpec
-    from launcher.supervised import Supervision
     from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_time import RankTime
 

@@ -9,9 +9,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from launcher.exchange import Isolated, RankEnded
+from launcher.exchange import Isolated, Phase, RankEnded
 from launcher.health.time_ledger import Ledger, Stage
-from launcher.supervised import Phase
 from rendezvous.diagnosing import goodput
 from rendezvous.values.events import (
     AgentLeft,
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import AgentEvent
+    from launcher.exchange import AgentEvent, Supervision
     from launcher.health.pages import Pages
-    from launcher.supervised import Supervision
     from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Outcome

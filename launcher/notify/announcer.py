@@ -13,21 +13,19 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from launcher.exchange import StartRanks
+from launcher.exchange import Phase, StartRanks
 from launcher.notify import job_events
 from launcher.notify.job_events import EventKind, JobEvent
-from launcher.supervised import Phase
 from rendezvous.values.events import Ended, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import Action, AgentEvent, Finish
+    from launcher.exchange import Action, AgentEvent, Finish, Supervision
     from launcher.notify.otlp import Exporter
     from launcher.notify.traces import Span, Value
     from launcher.settings.spec import LaunchSpec
-    from launcher.supervised import Supervision
     from rendezvous.values.types import Outcome
 
 

@@ -18,8 +18,7 @@ from rendezvous.values.types import DecisionKind, FailureClass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.exchange import AgentEvent, Finish
-    from launcher.supervised import Supervision
+    from launcher.exchange import AgentEvent, Finish, Supervision
     from rendezvous.values.types import Cause, Outcome
 
 VERSION = 1

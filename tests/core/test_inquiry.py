@@ -14,19 +14,19 @@ from launcher.exchange import (
     InspectLast,
     InspectRanks,
     LastInspected,
+    Phase,
     RankEnded,
     Send,
     SignalRanks,
     StacksTaken,
     StallDetected,
     StartGrace,
+    Supervision,
     Sweep,
     Swept,
     TakeStacks,
 )
-from launcher.stop_sequence import SIGKILL, SIGTERM
-from launcher.supervised import Phase, Supervision
-from launcher.supervision import step
+from launcher.supervision import SIGKILL, SIGTERM, step
 from rendezvous.values.events import (
     Accused,
     AgentStopped,

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from launcher.exchange import Finish
+from launcher.exchange import Finish, Supervision
 from launcher.notify.job_events import EventKind, as_object, of_finish, of_step
-from launcher.supervised import Supervision
 from rendezvous.values.events import Ended, Notice, Stop, Waiting
 from rendezvous.values.rank_time import JobTime, TimeSpent
 from rendezvous.values.types import (

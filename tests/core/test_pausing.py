@@ -21,6 +21,7 @@ from launcher.exchange import (
     Isolated,
     OpenStore,
     PauseRanks,
+    Phase,
     RankEnded,
     RankHeals,
     RankParked,
@@ -32,13 +33,12 @@ from launcher.exchange import (
     StoreFailed,
     StoreListens,
     StoreLost,
+    Supervision,
     Sweep,
     Swept,
     ZygoteReplaced,
 )
-from launcher.stop_sequence import SIGKILL, SIGTERM
-from launcher.supervised import Phase, Supervision
-from launcher.supervision import step
+from launcher.supervision import SIGKILL, SIGTERM, step
 from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,

@@ -11,8 +11,7 @@ import pytest
 from job_story import Story, agent, running, spec
 
 from launcher import supervision
-from launcher.exchange import ChangeSources, OpenStore
-from launcher.supervised import Supervision
+from launcher.exchange import ChangeSources, OpenStore, Supervision
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.rounds.view import summary_of

@@ -12,6 +12,7 @@ from launcher.exchange import (
     AbortGroups,
     Grace,
     GraceOver,
+    Phase,
     RankEnded,
     Send,
     SignalRanks,
@@ -20,9 +21,7 @@ from launcher.exchange import (
     StoreListens,
     Sweep,
 )
-from launcher.stop_sequence import SIGINT, SIGTERM
-from launcher.supervised import Phase
-from launcher.supervision import step
+from launcher.supervision import SIGINT, SIGTERM, step
 from rendezvous.values.events import AgentLeft, AgentStopped, Assigned, Ended, Stop, StoreAt
 from rendezvous.values.types import Decision, DecisionKind
 

@@ -35,8 +35,9 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from launcher.stop_sequence import SIGKILL, SIGTERM
 from launcher.supervision import (
+    SIGKILL,
+    SIGTERM,
     Phase,
     Supervision,
     step,

@@ -25,6 +25,7 @@ from launcher.exchange import (
     Inspected,
     Isolated,
     LastInspected,
+    Phase,
     RankEnded,
     RankHeals,
     RankParked,
@@ -36,10 +37,10 @@ from launcher.exchange import (
     StoreListens,
     StoreLost,
     StoreReached,
+    Supervision,
     Swept,
     ZygoteReplaced,
 )
-from launcher.supervised import Phase, Supervision
 from rendezvous.values.events import (
     Accused,
     AgentJoined,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import agent, running, spec
 
+from launcher.exchange import Phase, Supervision
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.status import next_message_s
-from launcher.supervised import Phase, Supervision
 from launcher.user_messages import UserMessages
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
 from rendezvous.values.state import Phase as ServicePhase

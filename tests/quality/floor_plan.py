@@ -12,14 +12,14 @@ CORE = {
     "launcher": {
         *(
             "answers exchange failure health hosts joining machine notify output plan progress ranks settings sources "
-            "pausing replaying start_failure stop_sequence stopping supervised supervision version"
+            "replaying supervision version"
         ).split(),
         *within(
             "failure", "crash_text device_symptoms hidden_modules story symptoms verdict watchdog_report"
         ),
         *within(
             "health",
-            "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times ras_report recorders "
+            "exposition flight_recorder nccl_env node_health page phase_times ras_report recorders "
             "signs stack_text "
             "stall_detection step_rate stop_rules time_ledger",
         ),
@@ -204,39 +204,32 @@ ROOMS = {
         "stop_requests": {"exchange"},
         "joining": {"settings"},
         "output": {"settings", "template"},
-        "supervised": {"exchange"},
         "failure": {"ending_file", "exchange", "machine", "output", "settings", "template"},
         "health": set(
-            "daemon_threads error_boundary exchange failure machine output settings sources supervised template".split()
+            "daemon_threads error_boundary exchange failure machine output settings sources template".split()
         ),
         "ranks": set(
             "daemon_threads error_boundary exchange failure health machine output settings template".split()
         ),
-        "answers": set("error_boundary exchange health machine output ranks settings supervised".split()),
+        "answers": set("error_boundary exchange health machine output ranks settings".split()),
         "preflight": set(
             "daemon_threads error_boundary exchange joining machine output settings sources stop_requests template "
             "version".split()
         ),
         "background_tasks": {"error_boundary", "exchange", "health", "joining", "ranks"},
-        "stop_sequence": {"exchange", "supervised"},
-        "start_failure": {"exchange", "pausing", "stop_sequence", "supervised"},
-        "pausing": {"exchange", "stop_sequence", "supervised"},
-        "stopping": {"exchange", "health", "pausing", "stop_sequence", "supervised"},
-        "supervision": {
-            *("exchange", "health", "pausing", "start_failure", "stop_sequence", "stopping", "supervised"),
-        },
-        "replaying": {"exchange", "supervised", "supervision"},
+        "supervision": {"exchange"},
+        "replaying": {"exchange", "supervision"},
         "isolation": {"progress", "template"},
-        "status": {"exchange", "health", "output", "settings", "supervised"},
-        "user_messages": {"exchange", "output", "settings", "supervised"},
+        "status": {"exchange", "health", "output", "settings"},
+        "user_messages": {"exchange", "output", "settings"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "wiring": set(
             "answers background_tasks error_boundary exchange health isolation joining notify output preflight ranks "
-            "replaying settings status supervised user_messages version".split()
+            "replaying settings status user_messages version".split()
         ),
-        "notify": {"error_boundary", "exchange", "settings", "supervised", "version"},
+        "notify": {"error_boundary", "exchange", "settings", "version"},
         "agent": set(
-            "daemon_threads exchange failure job_page joining settings stop_requests supervised supervision template "
+            "daemon_threads exchange failure job_page joining settings stop_requests supervision template "
             "wiring".split()
         ),
         "job_page": {"error_boundary", "joining", "settings"},
@@ -396,7 +389,7 @@ MAY_PRINT = {"launcher.cli"}
 # a pure core below a shell and a module that is imported late have one, the others are listed here with theirs.
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {}
 # How many there are without a reason, and how many circles of modules. Both numbers may only fall.
-MOST_CHAPTERS = 83
+MOST_CHAPTERS = 79
 MOST_CIRCLES = 7
 WITHOUT_CIRCLES: tuple[str, ...] = ()
 

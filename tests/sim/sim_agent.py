@@ -34,11 +34,11 @@ from launcher.exchange import (
     StartGrace,
     StartRanks,
     StoreReached,
+    Supervision,
     Sweep,
     TakeStacks,
 )
 from launcher.replaying import machine
-from launcher.supervised import Supervision
 from rendezvous.client import session_rules as session
 from rendezvous.client.session_rules import (
     CloseRequested,

@@ -12,6 +12,7 @@ from launcher.exchange import (
     CheckpointOver,
     Finish,
     GraceOver,
+    Phase,
     RankEnded,
     Send,
     SignalRanks,
@@ -22,8 +23,7 @@ from launcher.exchange import (
     Sweep,
     Swept,
 )
-from launcher.stop_sequence import SIGKILL
-from launcher.supervised import Phase
+from launcher.supervision import SIGKILL
 from rendezvous.values.events import (
     Accused,
     AgentStopped,
@@ -37,8 +37,7 @@ from rendezvous.values.events import (
 )
 
 if TYPE_CHECKING:
-    from launcher.exchange import Action, AgentEvent
-    from launcher.supervised import Supervision
+    from launcher.exchange import Action, AgentEvent, Supervision
 
 _ORDERS = (StoreAt, Stop, CheckpointRequested, Accused)
 _FACTS = (StoreListens, StoreFailed, StoreReached, RankEnded, Swept, GraceOver, CheckpointOver)

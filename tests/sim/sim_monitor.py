@@ -8,8 +8,8 @@ from sim_agent_invariants import check_agent_step
 from sim_invariants import check_step
 from sim_violation import Violation, require
 
+from launcher.exchange import Phase as AgentPhase
 from launcher.exchange import Send
-from launcher.supervised import Phase as AgentPhase
 from rendezvous.values.events import (
     Accused,
     AgentJoined,
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from sim_transcript import Transcript
     from sim_world import SimWorld
 
-    from launcher.exchange import Action, AgentEvent, Finish
-    from launcher.supervised import Supervision
+    from launcher.exchange import Action, AgentEvent, Finish, Supervision
     from rendezvous.service.owner import Transition
     from rendezvous.values.events import Event, FromAgent
 

@@ -24,7 +24,7 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from launcher.stop_sequence import SIGKILL
+from launcher.supervision import SIGKILL
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import Assignment, Cause, FailureClass, StoreAddress

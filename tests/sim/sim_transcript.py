@@ -16,8 +16,7 @@ from rendezvous.values.events import AgentHeard, Persist, SetDeadline, Tell
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Outcome
 
 if TYPE_CHECKING:
-    from launcher.exchange import Action, AgentEvent
-    from launcher.supervised import Supervision
+    from launcher.exchange import Action, AgentEvent, Supervision
     from rendezvous.service.owner import Transition
     from rendezvous.values.events import Event
     from rendezvous.values.state import JobState

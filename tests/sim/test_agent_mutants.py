@@ -6,7 +6,7 @@ import pytest
 from mutation import Mutant, broken_by, first_seed_that_fails
 
 _MACHINE, _SESSION = "launcher.supervision", "rendezvous.client.session_rules"
-_STOPS = "launcher.stopping"
+_STOPS = "launcher.supervision"
 
 MUTANTS = (
     Mutant(
@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranks that are deaf to SIGTERM are never killed",
-        "launcher.stop_sequence",
+        "launcher.supervision",
         "        case _:\n            return kill(state)",
         "        case _:\n            return state, ()",
     ),
@@ -77,13 +77,13 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep that was lost with its zygote is not repeated",
-        "launcher.start_failure",
+        "launcher.supervision",
         "        case Phase.STOPPING if not state.live:\n            return state, (sweep(state),)",
         "        case Phase.STOPPING if not state.live:\n            return state, ()",
     ),
     Mutant(
         "ranks start at a store that was lost",
-        "launcher.start_failure",
+        "launcher.supervision",
         "return replace(state, over=True), (report, *stopped)",
         "return state, (report, *stopped)",
     ),

@@ -6,7 +6,7 @@ import pytest
 from mutation import Mutant, broken_by, first_seed_that_fails
 
 _HEALING, _SEALING = "rendezvous.rounds.healing", "rendezvous.rounds.sealing"
-_PAUSING, _MACHINE = "launcher.pausing", "launcher.supervision"
+_PAUSING, _MACHINE = "launcher.supervision", "launcher.supervision"
 
 MUTANTS = (
     Mutant(
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "paused ranks are ended with those that were too slow",
-        "launcher.stop_sequence",
+        "launcher.supervision",
         "late = tuple(rank for rank in state.live if not _stays(state, rank))",
         "late = state.live",
     ),
