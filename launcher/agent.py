@@ -54,7 +54,7 @@ from launcher.settings.spec import EntryKind
 from launcher.stop_requests import ParentSignals, unless_stopped
 from launcher.supervision import TRY_AGAIN
 from launcher.template import messages
-from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report
+from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Learned, Ready, Report
 from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, open_journal
 from rendezvous.signals import SignalWatch
 from rendezvous.values.events import AgentStopped, Refused
@@ -334,6 +334,8 @@ class Agent:
             case Learned(modules):
                 self._zygotes.has_learned = True
                 self._shell.user_messages.learned += modules
+            case Late(variables, file):
+                self._report_late_variables(variables, file)
             case messages.Swept(generation):
                 self._events.put_nowait(Swept(generation))
             case _:
@@ -361,6 +363,14 @@ class Agent:
     def _report_plain_start(self, reason: str) -> None:
         if self._spec.warm_start and reason and self._spec.entry.kind is not EntryKind.PROGRAM:
             self._logs.say(f"ddp-launch: warm start is not possible ({reason}): the ranks start more slowly")
+
+    def _report_late_variables(self, variables: tuple[str, ...], file: str) -> None:
+        set_by = f"{file} sets" if file else "the script sets"
+        self._logs.say(
+            f"ddp-launch: warning: {', '.join(variables)}: {set_by} this before the first import of torch, which has "
+            "no effect: the ranks are forks of a process that has imported torch. Set it before you start "
+            "ddp-launch, or use --no-warm-start"
+        )
 
     async def _end(self, finish: Finish, leave: Callable[[], Awaitable[None]] | None = None) -> int:
         """Show the rest of the output, leave the rendezvous, and report how the job ended.

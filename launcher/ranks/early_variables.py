@@ -2,7 +2,7 @@
 
 Ranks that are forked from a process with torch would ignore such a variable without a word. So these scripts start
 without the fork. The script and the modules of its own folder that it imports are searched for the names; an installed
-module that sets such a variable is not found.
+module that sets such a variable is not found here, but in the ranks (`launcher.template.late_variables`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
+from launcher.template.import_variables import FIXED_NATIVELY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launcher.settings.spec import EntryPoint
 
-_NAMES: tuple[str, ...] = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_")
-_NAMES += ("TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES")
-_NAMES += ("MALLOC_", "JEMALLOC_")
 _IMPORT = re.compile(r"^\s*(?:from\s+(\.*)([\w.]*)\s+import\s+([\w ,]*)|import\s+([\w ,.]+))", re.MULTILINE)
 _MOST_FILES, _MOST_BYTES = 100, 1 << 20
 
@@ -82,5 +80,5 @@ def _source_of(file: str) -> str:
 def _set_in(source: str) -> str:
     if "environ" not in source and "putenv" not in source:
         return ""
-    names = (name for name in _NAMES if f'"{name}' in source or f"'{name}" in source)
+    names = (name for name in FIXED_NATIVELY if f'"{name}' in source or f"'{name}" in source)
     return next((f"{name}*" if name.endswith("_") else name for name in names), "")

@@ -25,6 +25,7 @@ from .sweeping import Sweeper, traces_of_streams
 if TYPE_CHECKING:
     import socket
 
+    from .late_variables import LateVariables
     from .learning import Learner, Notes
 
 
@@ -64,6 +65,9 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._learner: Learner | None = None
         self.notes: Notes | None = None  # in a rank
+        self._late: dict[int, LateVariables] = {}
+        self.late: LateVariables | None = None  # in a rank
+        self._is_late_told = False
         if learns and self._warm:
             from .learning import Learner
 
@@ -108,6 +112,7 @@ class Loop:
             self._keepers.turn()
             if self._learner is not None:
                 self._learner.turn()
+            self._tell_late()
 
     def _patience_ms(self) -> float | None:
         waits = [self._sweeper.wait_s(), self._keepers.wait_s()]
@@ -143,6 +148,7 @@ class Loop:
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
         child = _Child(order.local_rank, order.generation, order.has_group)
         notes = None if self._learner is None else self._learner.rank_starts(order.local_rank)
+        late = self._late_variables(order.local_rank)
         pid, obstacle = fork()
         if pid == 0:
             with rank.exit_on_error():
@@ -153,7 +159,7 @@ class Loop:
                     rank.execute(order.argv, is_python=order.is_python)
                 stacks.listen()
                 terminal_size.follow_output()
-                self.notes = notes
+                self.notes, self.late = notes, late
                 debugging.enter()
                 return "rank"
         traces = traces_of_streams(fds)
@@ -187,6 +193,25 @@ class Loop:
     def _learned(self, report: messages.Learned) -> None:
         freeze_garbage()
         self._tell(report)
+
+    def _late_variables(self, local_rank: int) -> LateVariables | None:
+        if not self._warm:
+            return None
+        from .late_variables import LateVariables
+
+        self._late[local_rank] = LateVariables()
+        return self._late[local_rank]
+
+    def _tell_late(self) -> None:
+        """Once for all ranks, which run the same script."""
+        late = (
+            None
+            if self._is_late_told
+            else next(filter(None, (each.read() for each in self._late.values())), None)
+        )
+        if late is not None:
+            self._is_late_told = True
+            self._tell(late)
 
     def _keep(self, order: Keep) -> None:
         """Start a store. Without torch this process cannot: it reserves the port until rank 0's own store takes it."""

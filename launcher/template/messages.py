@@ -111,8 +111,15 @@ class Learned(NamedTuple):
     modules: int
 
 
+class Late(NamedTuple):
+    """A script has set variables that torch reads when it is imported, and then imported torch."""
+
+    variables: tuple[str, ...]
+    file: str  # which seems to set them; "": not known
+
+
 Order = Spawn | Keep | Signal | Sweep | Retire
-Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Signalled | Learned
+Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Signalled | Learned | Late
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
@@ -132,6 +139,7 @@ _KINDS: dict[str, Callable[..., Message]] = {
         Swept,
         Signalled,
         Learned,
+        Late,
     )
 }
 

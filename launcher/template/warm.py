@@ -53,6 +53,8 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     fast_exit.arrange()
     if rank.notes is not None:
         rank.notes.begin()
+    if rank.late is not None:
+        rank.late.begin(read, config["preload"])
     threshold.leave(hook_folder)
     return users_own_exists
 

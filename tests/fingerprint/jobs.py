@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +55,22 @@ class Place:
         self._python = _make_python(self._here / "env") if habit.own_python else sys.executable
 
     def close(self) -> None:
+        """End also what a job has left: torchrun gives each rank a session of its own, and may wait for it forever."""
+        while left := self._processes():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
         shutil.rmtree(self._folder)
+
+    def _processes(self) -> list[int]:
+        """Those that were started with the folder of this place in their environment."""
+        wanted, found = f"FINGERPRINT={self._seen}".encode(), []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+        return found
 
     def torchrun(self) -> list[Seen]:
         """By rank. A restart would show nothing new: torchrun starts new interpreters each time."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from known import differences, lines, permitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from habits import Habit
     from jobs import Seen
@@ -64,6 +67,30 @@ def test_each_row_is_needed() -> None:
     if _compared != set(HABITS):
         pytest.skip("needs the differences of all habits")
     assert [row.text for row in lines() if row.text not in _needed] == []
+
+
+def test_nothing_is_left_of_a_place(tmp_path: Path) -> None:
+    """Here a process that has left its session, as a rank of torchrun does."""
+    words = (sys.executable, "-c", _LEAVES, str(tmp_path / "pid"))
+    place = Place(replace(HABITS["nothing"], wrapper=words))
+    with pytest.raises(AssertionError, match="exit code 1"):
+        place.torchrun()
+    (pid,) = place._processes()
+    assert pid == int((tmp_path / "pid").read_text())
+    place.close()
+    assert place._processes() == []
+
+
+_LEAVES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    os.closerange(0, 3)
+    with open(sys.argv[1], "w") as file: file.write(str(os.getpid()))
+    time.sleep(600)
+while not os.path.exists(sys.argv[1]) or not os.path.getsize(sys.argv[1]): time.sleep(0.01)
+sys.exit(1)
+"""
 
 
 def _seen(**facts: str) -> Seen:

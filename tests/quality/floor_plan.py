@@ -350,7 +350,7 @@ ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
         *("warm", "plain", "loop", "rank", "debugging", "store", "hook", "executed", "tracing", "threshold"),
-        *("learning", "sweeping"),
+        *("learning", "late_variables", "sweeping"),
         *("pooled", "guardian", "handover", "freshness", "command_line", "forking", "keepers"),
     )
 }
