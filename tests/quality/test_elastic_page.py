@@ -1,4 +1,4 @@
-"""docs/elastic.md promises what happens when something fails; each line names the tests that show it."""
+"""docs/elastic-reference.md promises what happens when something fails; each line names the tests that show it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unknown(cell: str) -> list[str]:
 
 
 def test_every_promise_has_its_tests() -> None:
-    rows = promises((ROOT / "docs" / "elastic.md").read_text())
+    rows = promises((ROOT / "docs" / "elastic-reference.md").read_text())
     assert len(rows) > 14
     for row in rows:
         assert len(row) == 3, row
