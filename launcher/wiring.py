@@ -1,7 +1,8 @@
 """Builds the components of an agent. `Agent` itself only passes events to the state machine and runs its actions.
 
 `Shell` exists from the start: logs, the zygote, messages for users. `Parts` are built after the agent has connected to
-the rendezvous: the ranks, and what watches them. All components put their events into the queue of the shell.
+the rendezvous: the ranks, and what watches them. All components put their events into the queue of the shell. The
+smaller components are defined below, in the order in which a job uses them.
 """
 
 from __future__ import annotations
@@ -9,48 +10,71 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from launcher import progress
 from launcher.answers import restart_clock
 from launcher.answers.desk import Desk
 from launcher.answers.restart_watch import RestartWatch, Traces
-from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
-from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
+from launcher.exchange import (
+    AgentEvent,
+    CheckpointOver,
+    CheckpointSignal,
+    Grace,
+    GraceOver,
+    Inspected,
+    Isolated,
+    LastInspected,
+    Phase,
+    RankEnded,
+    StacksTaken,
+    StallDetected,
+    StopRequested,
+    StoreReached,
+)
+from launcher.health import step_rate
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.stall_detection import excused
 from launcher.health.stop_watch import StopWatch
 from launcher.health.time_watch import TimeWatch
 from launcher.health.watch import HangWatch
-from launcher.isolation import IsolationWatch
+from launcher.joining import addresses
 from launcher.joining.join import job_spec, node_facts
 from launcher.notify.announcer import Announcer
+from launcher.output.lines import can_redraw, printable
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
+from launcher.progress import Signs
 from launcher.ranks.checkpoint import CheckpointRequester
 from launcher.ranks.editions import Editions
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
-from launcher.status import StatusLine, WaitingMessages
-from launcher.user_messages import UserMessages
+from launcher.template import tree
+from launcher.template.process_stat import process_stat
 from launcher.version import VERSION
 from rendezvous.replay.journal import Journals
-from rendezvous.values.events import AgentJoined
+from rendezvous.values.cause_text import ranks
+from rendezvous.values.counted import counted
+from rendezvous.values.events import AgentJoined, Assigned, CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.types import Cause, DecisionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from typing import Any
 
     from launcher.answers.restart_clock import Clock
     from launcher.exchange import Action, Finish, Supervision
-    from launcher.isolation import Listener
     from launcher.joining.connect import Connection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
     from rendezvous.replay.records import Machine
+    from rendezvous.values.rank_view import RankView
+    from rendezvous.values.types import Assignment, Decision, StoreAddress
 
     Recorder = Callable[[AgentEvent, tuple[Action, ...], Supervision], None]
 
@@ -273,3 +297,373 @@ def _stop_watch(shell: Shell, ranks: Workers) -> StopWatch:
     if watch.reads_output:
         shell.logs.latest.on_output = watch.output
     return watch
+
+
+# --- background tasks ------------------------------------------------------------------------------
+#
+# Tasks that run beside the agent's main loop. Each task reports exactly one event, even if a part of it fails.
+
+
+class BackgroundTasks:
+    def __init__(
+        self,
+        boundary: ErrorBoundary,
+        ranks: Workers,
+        communication: CommunicationWatch,
+        hangs: HangWatch,
+        happened: Callable[[AgentEvent], None],
+    ) -> None:
+        self._boundary, self._ranks, self._hangs = boundary, ranks, hangs
+        self._communication, self._happened = communication, happened
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def reach_store(self, node: str, assignment: Assignment, store: StoreAddress) -> None:
+        """Check the connection before the ranks start: a rank reports a connection error only after minutes."""
+        looking = addresses.obstacle_to(store.host, store.port, listens=store.kept)
+        obstacle = await self._boundary.awaited("checking the connection to the store", looking, "")
+        if obstacle:
+            obstacle = addresses.unreachable_store(
+                node, assignment.store_node, store, assignment.generation, obstacle
+            )
+        self._happened(StoreReached(assignment.generation, obstacle))
+
+    async def inspect_ranks(self, generation: int) -> None:
+        seen = self._boundary.called("reading the state of the ranks", self._hangs.reports, ())
+        reading = self._communication.with_recorders(generation, seen)
+        told = await self._boundary.awaited("reading the flight recorder dumps", reading, seen)
+        self._happened(Inspected(generation, told))
+
+    def inspect_last(self, generation: int) -> None:
+        seen = self._boundary.called("reading the state of the ranks", self._hangs.reports, ())
+        self._happened(LastInspected(generation, seen))
+
+    async def take_stacks(self, generation: int, cause: Cause) -> None:
+        stacks = self._ranks.with_stacks(cause)
+        cause = await self._boundary.awaited("taking the stacks of a rank", stacks, cause)
+        dumps = self._communication.with_dumps(generation, cause)
+        cause = await self._boundary.awaited("reading the flight recorder dumps", dumps, cause)
+        self._happened(StacksTaken(generation, cause))
+
+
+# --- progress while the service is unreachable -----------------------------------------------------
+#
+# launcher/progress.py defines progress.
+
+
+class Listener(Protocol):
+    def isolated(self, reason: str) -> None:
+        """Called when the ranks must be stopped: no service and no progress for `--isolation-timeout`."""
+
+    def waiting_alone(self, give_up_s: float) -> None:
+        """Called once per loss of contact, if no rank runs."""
+
+    def out_of_reach(self, reason: str) -> None:
+        """Called when the service was unreachable for the whole `--join-timeout`, and no rank runs."""
+
+
+class IsolationWatch:
+    def __init__(
+        self,
+        timeout_s: float,
+        give_up_s: float,
+        pids: Callable[[], Iterable[int]],
+        output_bytes: Callable[[], int],
+        step: Callable[[], int | None],
+        listener: Listener,
+    ) -> None:
+        self._timeout_s, self._give_up_s = timeout_s, give_up_s
+        self._pids, self._output_bytes, self._step, self._listener = pids, output_bytes, step, listener
+        self._waiting_reported = False
+        self._loop = asyncio.get_running_loop()
+        self._isolation: progress.Isolation | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def contact(self, held: bool) -> None:
+        if held:
+            self.close()
+        elif self._isolation is None:
+            self._isolation = progress.contact_lost(self._signs())
+            self._waiting_reported = False
+            self._check_later()
+
+    def close(self) -> None:
+        self._isolation = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_later(self) -> None:
+        self._timer = self._loop.call_later(
+            progress.pause_s(min(self._timeout_s, self._give_up_s)), self._check
+        )
+
+    def _check(self) -> None:
+        assert self._isolation is not None
+        self._isolation = progress.updated(self._isolation, self._signs())
+        if progress.is_over(self._isolation, self._timeout_s):
+            self._listener.isolated(progress.in_words(self._isolation))
+            self._isolation = progress.contact_lost(self._isolation.seen)
+        if self._isolation.idle_since is not None and not self._waiting_reported:
+            self._waiting_reported = True
+            self._listener.waiting_alone(self._give_up_s)
+        if progress.is_hopeless(self._isolation, self._give_up_s):
+            self._listener.out_of_reach(
+                f"the rendezvous was unreachable for {self._give_up_s:g} s (--join-timeout), and no rank runs on "
+                "this node. Run ddp-launch on this node again when the rendezvous is reachable"
+            )
+        else:
+            self._check_later()
+
+    def _signs(self) -> Signs:
+        ranks = tuple(self._pids())
+        pids = [pid for rank in ranks for pid in (rank, *tree.descendants(rank))]
+        cpu_s = sum(stat.cpu_s for stat in map(process_stat, pids) if stat is not None)
+        return Signs(self._loop.time(), cpu_s, self._output_bytes(), len(ranks), self._step())
+
+
+# --- the progress line -----------------------------------------------------------------------------
+#
+# Shows the status of the job: a live line at the bottom of a terminal, and log lines while it waits for nodes.
+
+_FIRST_S, _SECOND_S, _LONGEST_PAUSE_S = 2.0, 10.0, 600.0
+
+
+class StatusLine:
+    def __init__(self, spec: LaunchSpec, logs: LogPump) -> None:
+        self._logs = logs
+        self._target = spec.entry.name
+        is_drawn = can_redraw(os.isatty(2), os.environ)
+        self._shown = spec.progress == "always" or (spec.progress == "auto" and is_drawn)
+        self.is_seen = self._shown and is_drawn
+        self._started = time.monotonic()
+        self._text = "joining"
+        self._read: Callable[[], Sequence[RankView]] = tuple
+        self._views: Callable[[], Sequence[RankView]] | None = None  # while ranks run
+
+    def watch(self, views: Callable[[], Sequence[RankView]]) -> None:
+        """Show the steps of these ranks too."""
+        self._read = views
+
+    async def run(self) -> None:
+        """Refresh once a second, if the line is shown."""
+        while self._shown:
+            self._show()
+            await asyncio.sleep(1.0)
+
+    def update(self, state: Supervision, event: AgentEvent) -> None:
+        match event:
+            case Waiting(reason, present, wanted):
+                self._text = f"{reason} ({present} of {wanted} nodes)"
+            case _ if state.assignment is not None:
+                self._text = _running_text(state, isinstance(event, Assigned))
+        self._views = self._read if state.phase is Phase.RUNNING else None
+        if self._shown:
+            self._show()
+
+    def _show(self) -> None:
+        seconds = int(time.monotonic() - self._started)
+        clock = f"{seconds // 3600:d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        steps = step_rate.in_words(self._views()) if self._views is not None else ""
+        parts = filter(None, (f"ddp-launch {self._target}", steps, self._text, clock))
+        self._logs.progress(" | ".join(parts))
+
+
+class WaitingMessages:
+    """Logs what the job waits for, at the moments of `next_message_s`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._what = ""
+        self._next: asyncio.TimerHandle | None = None
+
+    def update(self, event: AgentEvent) -> None:
+        match event:
+            case Waiting(reason, present, wanted, stands_by=False):
+                self._what = f"{reason} ({present} of {wanted} nodes have joined)"
+                if self._next is None:
+                    self._log_after(0.0)
+            case Waiting() | Assigned():  # UserMessages reports a standby at once
+                self.end()
+
+    def end(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _log_after(self, waited_s: float) -> None:
+        then_s = next_message_s(waited_s)
+        self._next = asyncio.get_running_loop().call_later(then_s - waited_s, self._log, then_s)
+
+    def _log(self, waited_s: float) -> None:
+        self._say(f"{self._what}, for {waited_s:.0f} s so far")
+        self._log_after(waited_s)
+
+
+def next_message_s(waited_s: float) -> float:
+    """How long a wait is when it is mentioned again: 2 s, 10 s, then each time it has doubled, or every 10 min.
+
+    A person at a terminal must see soon what is missing; in a log, nodes that come seconds apart are no news.
+    """
+    if waited_s < _FIRST_S:
+        return _FIRST_S
+    return max(_SECOND_S, waited_s + min(waited_s, _LONGEST_PAUSE_S))
+
+
+def _running_text(state: Supervision, starting: bool) -> str:
+    assignment = state.assignment
+    assert assignment is not None
+    heals = f" | healed {counted(assignment.heals, 'time')}" if assignment.heals else ""
+    restarted = assignment.restart_count - assignment.heals
+    restarts = f"restarts {restarted} of {assignment.max_restarts}{heals}"
+    if state.phase is Phase.JOINING and state.parked:
+        doing = f"healing, {counted(len(state.parked), 'rank')} paused"
+    elif starting or state.phase is Phase.JOINING:
+        doing = "starting"
+    elif state.in_place:
+        doing = f"healing, {len(state.parked)} of {len(state.live)} ranks paused"
+    elif state.phase is Phase.STOPPING:
+        doing = f"stopping, {counted(len(state.live), 'rank')} still running"
+    else:
+        doing = f"{len(state.live)} of {counted(assignment.nproc, 'rank')} running"
+    return f"{doing} | generation {assignment.generation} | {restarts}"
+
+
+# --- messages for the user -------------------------------------------------------------------------
+#
+# Prints messages about the agent's events on the terminal, each message once.
+
+_SIGKILL = 9
+
+
+class UserMessages:
+    def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._say_line = spec, say
+        self._last_reason = self._last_waiting = self._last_notice = ""
+        self._held = ""  # the reason of a stop, until it is certain that the job goes on
+        self.learned = 0  # modules that the next ranks need not import
+
+    def say(self, text: str) -> None:
+        self._say_line(f"ddp-launch: {printable(text)}")
+
+    def report(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
+        """`state` is the state after the event, `before` the phase before it."""
+        match event:
+            case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
+                self._report_stop(decision)
+            case Stop(_, decision) if before is Phase.RUNNING and decision.is_interrupt:
+                self.say(f"{decision.reason}: stopping the ranks (up to {self._spec.shutdown_timeout_s:g} s)")
+            case Assigned(assignment) if state.assignment == assignment:
+                self._report_reason(assignment.reason)  # which names the first of several causes
+            case StopRequested(_, name) if before is Phase.RUNNING:
+                grace = self._spec.shutdown_timeout_s
+                self.say(f"{name}: stopping the ranks (up to {grace:g} s; repeat the signal to kill at once)")
+            case Waiting(stands_by=False) if self._held:  # for a replacement
+                self._report_reason(self._held)
+            case Waiting(reason, stands_by=True) if reason != self._last_waiting:
+                self._last_waiting = reason
+                self.say(f"{state.agent.node}: {reason}")
+            case Notice(_, text) if text != self._last_notice:  # a rejected node may try again and again
+                self._last_notice = text
+                self.say(text)
+            case StoreReached(_, problem) if problem:
+                self.say(problem)
+            case CheckpointRequested(_, reason) if before is Phase.RUNNING:
+                self.say(f"the rendezvous service requests a checkpoint from the ranks: {reason}")
+            case CheckpointSignal(name) if before is Phase.RUNNING:
+                grace = self._spec.checkpoint_grace_s
+                self.say(f"{name}: requesting a checkpoint from the ranks (up to {grace:g} s)")
+            case Isolated(reason) if before is Phase.RUNNING:
+                self.say(f"stopping the ranks of this node: {reason}")
+            case _:
+                self._report_paused(event, state, before)
+
+    def _report_paused(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
+        """Report which ranks keep their processes, and which could not be paused."""
+        if before is Phase.JOINING and state.phase is Phase.RUNNING and state.kept:
+            self.say(_kept_text(state))
+        match event:
+            case GraceOver(kind=Grace.FULL) if state.in_place and state.stop_signal == _SIGKILL:
+                who = ranks(_global(state, set(state.live) - set(state.parked)))
+                timeout = f"{self._spec.shutdown_timeout_s:g} s (--shutdown-timeout)"
+                self.say(
+                    f"{who} did not leave its collective or native code within {timeout}, and was killed"
+                )
+            case RankEnded(_, _, Cause() as cause) if before is Phase.JOINING:
+                self.say(
+                    f"rank {cause.rank} ended while it was paused: {cause.reason}; it will be started anew"
+                )
+            case _:
+                pass
+
+    def report_debug(self) -> None:
+        """Say which rank is debugged, and how."""
+        debug = self._spec.debug
+        if debug is not None:
+            how = (
+                f"waits for a debugger at {debug.address} before its script starts"
+                if debug.address
+                else "alone reads from the terminal, and breakpoint() does nothing in the other ranks"
+            )
+            self.say(
+                f"--debug: rank {debug.rank} {how}. No rank is called hung, and collectives wait for a week."
+            )
+
+    def report_shared_id(self) -> None:
+        """Say which job this node joins, if the ID was not given."""
+        if self._spec.id_may_be_shared:
+            self.say(
+                f"this node joins the job {self._spec.run_id}, named after the user and the script. If you run this "
+                "script several times at once on this rendezvous, give each job its own --rdzv-id."
+            )
+
+    def report_learned(self) -> None:
+        """Report what the ranks that start now need not import."""
+        if self.learned:
+            self.say(
+                f"the ranks start with {self.learned} modules of torch and ddp that the ranks before them "
+                "have imported (--no-learn-imports turns this off)"
+            )
+            self.learned = 0
+
+    def _report_stop(self, decision: Decision) -> None:
+        """A failure that is reported later may be the first cause, and may end the job, or not be healed in place.
+
+        So a restart or a heal is announced when it takes place.
+        """
+        if decision.cause is None:
+            self._report_reason(decision.reason)
+            return
+        self._held = decision.reason
+        if decision.in_place:  # ranks may take long to leave a collective
+            cause = decision.cause
+            self.say(f"rank {cause.rank} on {cause.node}: {cause.reason}; pausing the other ranks")
+
+    def _report_reason(self, reason: str) -> None:
+        self._held = ""
+        if reason and reason != self._last_reason:
+            self._last_reason = reason
+            self.say(reason)
+
+
+def _kept_text(state: Supervision) -> str:
+    mine = state.assignment
+    assert mine is not None
+    new = [rank for rank in range(mine.nproc) if rank not in state.kept]
+    where = f" on {state.agent.node}" if mine.n_nodes > 1 else ""
+    keep = "keeps its process" if len(state.kept) == 1 else "keep their processes"
+    starts = f"; {ranks(_global(state, new))} {'is' if len(new) == 1 else 'are'} started anew" if new else ""
+    return f"generation {mine.generation}{where}: {ranks(_global(state, state.kept))} {keep}{starts}"
+
+
+def _global(state: Supervision, local_ranks: Iterable[int]) -> list[int]:
+    assert state.assignment is not None
+    return [state.assignment.rank_offset + rank for rank in local_ranks]

@@ -9,8 +9,7 @@ from job_story import agent, running, spec
 
 from launcher.exchange import Phase, Supervision
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.status import next_message_s
-from launcher.user_messages import UserMessages
+from launcher.wiring import UserMessages, next_message_s
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
 from rendezvous.values.state import Phase as ServicePhase
 from rendezvous.values.types import (

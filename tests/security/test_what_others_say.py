@@ -11,7 +11,7 @@ from launcher.failure.ending import tell
 from launcher.output.log_folder import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.supervision import Phase, Supervision
-from launcher.user_messages import UserMessages
+from launcher.wiring import UserMessages
 from rendezvous.values.events import CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.types import AgentId, Decision, DecisionKind
 

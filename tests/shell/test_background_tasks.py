@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, Inspected, LastInspected, StacksTaken
 from launcher.health.sampler import Sampler
+from launcher.wiring import BackgroundTasks
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import Cause, FailureClass
 
