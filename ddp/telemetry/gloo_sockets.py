@@ -5,19 +5,33 @@ created belongs to Gloo, and so do the sockets in it. A script may have other on
 
 The number of a descriptor is used again once the group is gone. An epoll counts as the same one only if it still has a
 socket that it had when its group was created.
+
+Gloo leaves a message unread if its receiver has given up the memory for it, and a message unsent if its sender has. The
+kernel reports such a socket again and again, so Gloo's thread uses a whole core until the group is destroyed, which the
+script may never do. `report_once` lets the kernel report it once more, and then only what is new.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import re
+import select
+import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WATCHED = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+_ENTRY = re.compile(
+    r"^tfd:\s*(\d+)\s+events:\s*([0-9a-f]+)\s+data:\s*([0-9a-f]+)\s+pos:\s*\S+\s+ino:\s*([0-9a-f]+)",
+    re.MULTILINE,
+)
+_CHANGE = 3  # EPOLL_CTL_MOD
+_EVENT = "=IQ" if platform.machine() == "x86_64" else "@IQ"  # struct epoll_event: events, data
 
 
 class GlooSockets:
@@ -39,13 +53,22 @@ class GlooSockets:
 
     def now(self) -> set[int]:
         """The descriptors that are watched for Gloo."""
-        found, here, earlier, noted = set[int](), epolls(), list(self._before), self._noted
-        for epoll in here:
-            sockets = watched(epoll)
+        return set[int]().union(*map(watched, self._epolls()))
+
+    def _epolls(self) -> Iterator[int]:
+        earlier, noted = list(self._before), self._noted
+        for epoll in epolls():
             is_new = any(epoll not in before for before in earlier)
-            if is_new or noted.get(epoll, frozenset()).intersection(_inodes(sockets)):
-                found |= sockets
-        return found
+            if is_new or noted.get(epoll, frozenset()).intersection(_inodes(watched(epoll))):
+                yield epoll
+
+    def report_once(self, sockets: set[int]) -> None:
+        """Let Gloo's epolls report what these sockets have for it once, not all the time. `sockets`: inodes."""
+        for epoll in self._epolls():
+            for descriptor, events, data, inode in _entries(epoll):
+                if inode in sockets:
+                    event = struct.pack(_EVENT, events | select.EPOLLET, data)
+                    ctypes.CDLL(None).epoll_ctl(epoll, _CHANGE, descriptor, event)  # fails if it is closed
 
     def forget(self) -> None:
         self._noted = {}
@@ -65,6 +88,16 @@ def watched(epoll: int) -> set[int]:
     with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{epoll}") as file:
         return set(map(int, _WATCHED.findall(file.read())))
     return set()
+
+
+def _entries(epoll: int) -> list[tuple[int, int, int, int]]:
+    """For each descriptor in an epoll: its number, the events, the data that belongs to it, and its inode."""
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{epoll}") as file:
+        found = _ENTRY.findall(file.read())
+        return [
+            (int(fd), int(events, 16), int(data, 16), int(inode, 16)) for fd, events, data, inode in found
+        ]
+    return []
 
 
 def _inodes(descriptors: Iterable[int]) -> Iterator[int]:

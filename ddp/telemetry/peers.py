@@ -325,6 +325,8 @@ class Peers:
         ]
         new = [one for one in ends + others if one.inode not in self._cut]
         n_cut, held = shut_down(new, self._closed.fileno()) if new else (0, [])
+        if held:
+            self.gloo.report_once({os.fstat(end.fileno()).st_ino for end in held})
         with self._lock:
             self._cut.update(one.inode for one in new)
             self._held += held

@@ -7,6 +7,8 @@ import random
 import select
 import socket
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -90,6 +92,62 @@ def test_the_connections_of_gloo_are_known_before_its_peers_are(three_ranks: Ran
     said = three_ranks(leaves_without_knowing_its_peers)
     assert said == [f"rank {rank}: has left: True, other one works: True" for rank in range(3)]
     assert three_ranks(is_there) == [3.0] * 3
+
+
+def leaves_a_message_unread(rank: int) -> str:
+    """Rank 1 sends what rank 0 has given up, so its thread of Gloo cannot read it, also when the connection is cut."""
+    os.environ.pop("MASTER_PORT", None)  # the store of these tests stays
+    known = peers.Peers()
+    with known.gloo.creating():
+        group = dist.new_group(backend="gloo")
+    store = dist.distributed_c10d._get_default_store()
+    key = f"given up {group.group_name}"
+    if rank == 1:
+        store.get(key)
+        work = dist.isend(torch.ones(1_000_000), 0, group=group)
+        store.get(f"{key} over")
+        del work
+    spins = ""
+    if rank == 0:
+        work = dist.irecv(torch.zeros(1_000_000), 1, group=group)
+        del work
+        store.set(key, "")
+        spins = _spins_until_cut(known)
+        store.set(f"{key} over", "")
+    dist.barrier()
+    known.begin_again()
+    dist.destroy_process_group(group)
+    return spins
+
+
+def _spins_until_cut(known: peers.Peers) -> str:
+    before = _ticks_of_gloo()
+    give_up_at = time.monotonic() + 60
+    while sum(_ticks_of_gloo().values()) < sum(before.values()) + 20 and time.monotonic() < give_up_at:
+        pass
+    if time.monotonic() >= give_up_at:
+        return "the message was read"
+    known.shut_down_all()
+    cut, began = _ticks_of_gloo(), time.process_time()
+    while time.process_time() < began + 0.3:
+        pass
+    used = {name: ticks - cut[name] for name, ticks in _ticks_of_gloo().items() if ticks - cut[name] > 3}
+    return f"{used} ticks of CPU time after the cut" if used else ""
+
+
+def _ticks_of_gloo() -> dict[str, int]:
+    """The CPU time that each thread of Gloo has used."""
+    found = {}
+    for name in os.listdir("/proc/self/task"):
+        text = Path(f"/proc/self/task/{name}/stat").read_text()
+        if "(gloo" in text:
+            fields = text.rpartition(")")[2].split()
+            found[name] = int(fields[11]) + int(fields[12])
+    return found
+
+
+def test_a_message_that_gloo_cannot_read_does_not_cost_a_core(three_ranks: Ranks) -> None:
+    assert three_ranks(leaves_a_message_unread) == [""] * 3
 
 
 def is_there(_rank: int) -> float:

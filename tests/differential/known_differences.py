@@ -51,7 +51,8 @@ def _joins_at_first(program: Program, at: int) -> bool:
 
 
 def _shares(program: Program, _at: int) -> bool:
-    special = program.options["static_graph"] or program.options["gradient_as_bucket_view"]
+    sparse = any(layer.sparse for layer in program.layers)
+    special = sparse or program.options["static_graph"] or program.options["gradient_as_bucket_view"]
     return special and program.shared and program.wrappers > 1
 
 
@@ -78,7 +79,7 @@ KNOWN = (
 def known(program: Program, at: int, end: int, messages: list[str]) -> str:
     """-> words of the page, or "" if the difference is not intended. `end`: where torch's class raises."""
     for each in KNOWN:
-        if each.does is not None and each.does(program, at):
+        if each.does is not None and at >= 0 and each.does(program, at):
             return each.page
         raised = each.torch_raises and any(each.torch_raises in message for message in messages)
         if raised and at >= (_step_before(program, end) if each.one_step_late else end):
