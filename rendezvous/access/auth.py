@@ -65,6 +65,7 @@ class Reason(StrEnum):
     OTHER_JOB = "other_job"
     REPLAYED_JOIN = "replayed_join"
     HTTP_PORT = "http_port"
+    CROWD = "crowd"  # too many connections of clients that have not logged in
     STREAM_ABORTED = "stream_aborted"  # an open stream broke a rule or a limit
 
 

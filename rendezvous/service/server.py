@@ -129,7 +129,13 @@ class Server:
     async def start(self) -> None:
         """Listen and serve. Raises `CannotListen`."""
         _collect_less_often()
-        server = self._server = grpc.aio.server(options=(*_OPTIONS, *_pending_calls(self._options.limits)))
+        server = self._server = grpc.aio.server(
+            options=(
+                *_OPTIONS,
+                *_pending_calls(self._options.limits),
+                *_connections(len(self._options.listen)),
+            )
+        )
         for name, service in self._services.items():
             methods = grpc.method_handlers_generic_handler(name, service.methods(self.calls))
             server.add_generic_rpc_handlers((methods,))
@@ -272,6 +278,15 @@ def _collect_less_often() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def _connections(ports: int) -> tuple[tuple[str, int]]:
+    """At most this part of the descriptors for the connections of each port: others are closed when they are accepted.
+
+    A quarter is left for the store, the journals, the health port and the page (`rendezvous.service.listener`).
+    """
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (("grpc.max_allowed_incoming_connections", max(16, descriptors * 3 // 4 // ports)),)
 
 
 def raise_file_limit() -> int:

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from rendezvous.service.listener import Listener, Places, listen_at
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 _REQUEST_S = 5.0
 _REQUEST_BYTES = 8192
-_AT_ONCE = 64
+_PLACES = Places(strangers=64)  # a normal probe has its answer before it loses its place
 _HTTP2 = b"PRI * HTTP/2.0"  # the first bytes of every gRPC client
 _HINT = "this port (--http) serves HTTP only: send gRPC calls to the address of --listen\n"
 _TEXT = "text/plain; charset=utf-8"
@@ -36,31 +38,28 @@ class Web:
         refused: Callable[[Reason, str, str], None] | None = None,
     ) -> None:
         self._ready, self._metrics, self._alive, self._refused = ready, metrics, alive, refused
-        self._asking: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._protocol, self._note_crowd, places=_PLACES)
 
     async def listen(self, host: str, port: int) -> int:
         """Listen, and return the port. Raises `OSError`."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES)
-        return int(self._server.sockets[0].getsockname()[1])
+        listening = await asyncio.to_thread(listen_at, host, port)
+        self._listener.start(listening)
+        return int(listening[0].getsockname()[1])
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            for writer in self._asking:
-                writer.transport.abort()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            await self._server.wait_closed()
+        await self._listener.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_REQUEST_BYTES), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None, "internal error: called outside of a task"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._make_room()
-        self._asking[writer] = None
         try:
             async with asyncio.timeout(_REQUEST_S):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -74,17 +73,15 @@ class Web:
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a request that is too long or does not end gets no answer
         finally:
-            self._asking.pop(writer, None)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    def _make_room(self) -> None:
-        """If there are too many connections, close the oldest. A normal probe has its answer by then."""
-        if len(self._asking) >= _AT_ONCE:
-            oldest = next(iter(self._asking))
-            del self._asking[oldest]
-            oldest.transport.abort()
+    def _note_crowd(self, address: str) -> None:
+        if self._refused is not None:
+            from rendezvous.access.auth import Reason
+
+            self._refused(Reason.CROWD, address, "too many open connections to the port of --http")
 
     def _note_grpc(self, peer: str) -> None:
         if self._refused is not None:

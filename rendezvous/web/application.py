@@ -76,7 +76,10 @@ _STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-
 
 
 class Application:
-    """`caller_of`: the calls that an identity makes, from an address. `only`: the job, if there is just one."""
+    """`caller_of`: the calls that an identity makes, from an address. `only`: the job, if there is just one.
+
+    `admit`: a connection has shown a session; false if there are too many. See `rendezvous.service.listener`.
+    """
 
     def __init__(
         self,
@@ -84,12 +87,14 @@ class Application:
         feeds: Feeds,
         caller_of: Callable[[Identity, str], Caller],
         refused: Callable[[Reason, str, str], None],
+        admit: Callable[[str, int, str], bool],
         *,
         cookie: str,
         is_secure: bool,
         only: str = "",
     ) -> None:
         self._logins, self._feeds, self._caller_of, self._refused = logins, feeds, caller_of, refused
+        self._admit = admit
         self._cookie, self._is_secure, self._only = cookie, is_secure, only
         self._files = read_files()
         self._closing = asyncio.Event()
@@ -127,6 +132,8 @@ class Application:
         async def checked(request: Any) -> Response:
             try:
                 session = self._logins.session(request.cookies.get(self._cookie, ""))
+                if not self._admit(*peer_address(request), session.identity.name):
+                    raise Crowded
                 if acts:
                     check_origin(request.headers)
                     check_csrf(request.headers, session)
@@ -144,6 +151,8 @@ class Application:
                 return _problem(_CODES[error.code], error.words)
             case Refused():
                 return _problem(403, str(error))
+            case Crowded():
+                return _problem(503, "too many open connections to the page: close some of its windows")
             case grpc.aio.AioRpcError():
                 return _problem(_CODES.get(error.code(), 500), error.details() or "")
             case NoSuchJob():
@@ -486,6 +495,10 @@ class Refused(Exception):
     """The request does not come from the page. The message is for its author."""
 
 
+class Crowded(Exception):
+    """There is no place for another connection of this session."""
+
+
 def with_headers(app: Any, *, is_secure: bool) -> Any:
     added = [(k.encode(), v.encode()) for k, v in {**_HEADERS, **(_TLS_HEADERS if is_secure else {})}.items()]
 
@@ -532,4 +545,8 @@ async def body_of(request: Any) -> bytes:
 
 
 def peer_of(request: Any) -> str:
-    return request.client.host if request.client is not None else ""
+    return peer_address(request)[0]
+
+
+def peer_address(request: Any) -> tuple[str, int]:
+    return (request.client.host, request.client.port) if request.client is not None else ("", 0)

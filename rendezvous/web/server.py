@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from rendezvous.access.auth import Identity
+from rendezvous.access.auth import Identity, Reason
 from rendezvous.access.secret import file_problem
+from rendezvous.service.listener import Listener, listen_at
 from rendezvous.web.application import Application
 from rendezvous.web.feed import Feeds, Recorder
 from rendezvous.web.logins import Logins
@@ -22,12 +21,10 @@ from rendezvous.web.logins import Logins
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.access.auth import Certificates, Gate, Grant, Reason
+    from rendezvous.access.auth import Certificates, Gate, Grant
     from rendezvous.control.service import Caller
 
-_CONNECTIONS = 1024
 _LAST_ANSWERS_S = 2
-_BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +49,21 @@ class Page:
         self._config: uvicorn.Config | None = None
         self._server: uvicorn.Server | None = None
         self._app: Application | None = None
+        self._listener: Listener | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
 
     async def start(self, host: str, port: int) -> str:
         """Listen, and return the URL, with the token of the only login if there is one. Raises `OSError`."""
-        sock = await asyncio.to_thread(_listening, host, port)
-        bound = sock.getsockname()[1]
+        listening = await asyncio.to_thread(listen_at, host, port)
+        bound = listening[0].getsockname()[1]
         certificates, scheme = self._certificates, "http" if self._certificates is None else "https"
         app = self._app = Application(
             self._logins,
             self._feeds,
             self._behind.caller_of,
             self._behind.refused,
+            self._admit,
             cookie=f"ddp_session_{bound}",
             is_secure=certificates is not None,
             only=self._behind.only,
@@ -73,7 +72,16 @@ class Page:
         config.load()
         server = self._server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext  # the process has handlers of its own
-        self._task = asyncio.get_running_loop().create_task(server.serve([sock]), name="page")
+        self._task = asyncio.get_running_loop().create_task(server.serve([]), name="page")
+
+        def protocol() -> asyncio.BaseProtocol:
+            found: asyncio.BaseProtocol = config.http_protocol_class(
+                config=config, server_state=server.server_state, app_state={}
+            )
+            return found
+
+        self._listener = Listener(protocol, self._note_crowd, config.ssl)
+        self._listener.start(listening)
         self.recorder.start()
         shown = f"[{host}]" if ":" in host else host
         once = f"#login={self._logins.once}" if self._logins.once else ""
@@ -81,6 +89,8 @@ class Page:
         return self.url + once
 
     async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
         await self.recorder.close()
         if self._app is not None:
             self._app.close()
@@ -88,6 +98,12 @@ class Page:
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await asyncio.wait([self._task])
+
+    def _admit(self, address: str, port: int, name: str) -> bool:
+        return self._listener is not None and self._listener.admit(address, port, name)
+
+    def _note_crowd(self, address: str) -> None:
+        self._behind.refused(Reason.CROWD, address, "too many open connections to the page without a login")
 
     def _renew_certificate(self) -> None:
         """Use a certificate that was replaced for new connections. A pair that does not match is not used yet."""
@@ -116,26 +132,9 @@ def _config(app: Application, certificates: Certificates | None) -> uvicorn.Conf
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
         **secure,
     )
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    if not found:
-        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    family, kind, _, _, where = found[0]
-    sock = socket.socket(family, kind)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-        sock.listen(_BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _stamp(certificates: Certificates | None) -> tuple[int, ...]:

@@ -137,7 +137,7 @@ SHELL = {
         *within("replay", "journal journal_file"),
         *within(
             "service",
-            "agent_stream agents calls conversation jobs log_lines "
+            "agent_stream agents calls conversation jobs listener log_lines "
             "notify operations owner probe server settings web",
         ),
         *within("submit", "command"),
