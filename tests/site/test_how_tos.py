@@ -26,7 +26,7 @@ for step in range(1, 6000):
 """
 SCRIPTS = {"ddpctl": LONG}
 WITH_TORCH = ("install", "launch", "preflight")
-NIGHTLY = ("elastic", "preflight", "warm-pool")  # each takes more than ten seconds
+NIGHTLY = ("elastic", "elastic-reference", "preflight", "warm-pool")  # each takes more than ten seconds
 
 
 def cases(found: list[Path]) -> list[object]:
