@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent))
 
 import code_pages
+import module_page
 from command_pages import ddp_rendezvous, ddpctl
 
 PAGES = {
@@ -18,6 +19,7 @@ PAGES = {
     "reference/metrics.md": code_pages.metric_names,
     "reference/events.md": code_pages.events,
     "reference/protocol.md": code_pages.protocol,
+    "reference/modules.md": module_page.modules,
 }
 
 

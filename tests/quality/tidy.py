@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,7 @@ def _why_not_ours(module: Module, name: str) -> str:
         ancestor = any(each == name or each.startswith(name + ".") for each in allowed)
         within = any(name.startswith(each + ".") for each in allowed)
         return "" if ancestor or within else f"not for the {kind} of {module.package}"
-    if module.is_core and name != package and part_of(name) in plan.SHELL[package]:
+    if module.is_core and is_shell(name):
         return "a core module imports no shell"
     if package in plan.ROOMS and (why := _wrong_room(module, name)):
         return why
@@ -158,6 +158,17 @@ def _why_not_ours(module: Module, name: str) -> str:
     if in_zygote and not module.name.startswith("launcher.template"):
         return "it belongs to the zygote's process"
     return ""
+
+
+def is_shell(name: str) -> bool:
+    """Whether this is the name of a module that is not pure; a name that a module defines belongs to the module."""
+    package = name.partition(".")[0]
+    return name in names_of_modules() and name != package and part_of(name) not in plan.CORE[package]
+
+
+@cache
+def names_of_modules() -> frozenset[str]:
+    return frozenset(module.name for module in modules())
 
 
 def room_of(name: str) -> str:
@@ -243,13 +254,6 @@ def _reachable(start: str, users: dict[str, dict[str, set[str]]]) -> set[str]:
                 found.add(name)
                 ahead.append(name)
     return found
-
-
-def unplanned(module: Module) -> list[str]:
-    known = plan.CORE[module.package] | plan.SHELL[module.package]
-    if module.part in known:
-        return []
-    return [f"{module.name}: core or shell? Say so in tests/quality/floor_plan.py and docs/architecture.md"]
 
 
 # --- purity ----------------------------------------------------------------------------------------
