@@ -4,9 +4,9 @@
 
 Two nodes on this host, each with an agent of its own and two Gloo ranks that train with `ddp.elastic`. The first node
 serves the rendezvous. Every process of the second node is stopped (SIGSTOP) at once, so that, as after a power cut,
-nothing more comes from it and nobody is told; the job goes on with one node (--nnodes 1:2). The lease of a node is 4 s,
-counted from its last heartbeat. Time begins when the agent says that the node is lost, and ends when all ranks that
-are left have finished a training step.
+nothing more comes from it and nobody is told; the job goes on with one node (--nnodes 1:2). The lease of a node is 4 s
+here, counted from its last heartbeat. Time begins when the agent says that the node is lost, and ends when all ranks
+that are left have finished a training step.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def command(how: str) -> list[str]:
     program = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
     words = ["--nnodes", "1:2", "--nproc-per-node", str(PER_NODE), "--max-restarts", "3", "--recover", how]
     words += ["--rdzv-id", "bench", "--rendezvous", endpoint]
+    words += ["--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=4"]
     return [sys.executable, STARTER, program, *words, SCRIPT, "1"]
 
 

@@ -30,6 +30,7 @@ def job_spec(spec: LaunchSpec, version: str) -> JobSpec:
         crash_loop=spec.crash_loop,
         join_timeout_s=spec.join_timeout_s,
         last_call_s=spec.last_call_s,
+        lease_s=spec.lease_s,
         replacement_timeout_s=spec.replacement_timeout_s,
         shrink_after_s=spec.shrink_after_s,
         stop_budget_s=spec.shutdown_timeout_s + _STOP_MARGIN_S,

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
-from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
+from launcher.settings.values import BadValue, count, join_endpoint, nearest, positive_duration
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Recover, ScaleUp, StragglerPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.settings.config import Settings
 
 _USER_SIGNALS = (int(signal.SIGUSR1), int(signal.SIGUSR2))
 _CONF_TIMES = {"join_timeout": "join_timeout", "timeout": "join_timeout", "last_call_timeout": "last_call"}
+_CONF_KEYS = (*_CONF_TIMES, "keep_alive_interval", "keep_alive_max_attempt")
 _TORCH_CONF = (
     "close_timeout",
     "heartbeat_timeout",
-    "keep_alive_interval",
-    "keep_alive_max_attempt",
     "read_timeout",
     "is_host",
     "store_type",
@@ -81,7 +82,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
     work = Assembly(settings, [])
     _warn_of_options_without_effect(work)
     min_nodes, max_nodes = _nodes(work)
-    join_timeout_s, last_call_s = _times(work)
+    join_timeout_s, last_call_s, lease_s = _times(work)
     ends_job: tuple[int, ...] = settings["signals_to_handle"]
     checkpoint_signals, if_watched = _checkpoint_signals(settings)
     forwarded = tuple(each for each in _USER_SIGNALS if each not in ends_job)
@@ -112,6 +113,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         spares=settings["spares"],
         join_timeout_s=join_timeout_s,
         last_call_s=last_call_s,
+        lease_s=lease_s,
         replacement_timeout_s=settings["replacement_timeout"],
         shrink_after_s=_shrink_after_s(settings),
         reserved_exit_codes=settings["reserved_exit_codes"] or (),
@@ -298,14 +300,15 @@ def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:
     return ""
 
 
-def _times(work: Assembly) -> tuple[float, float]:
-    """--join-timeout and --last-call; the values of --rdzv-conf replace their defaults."""
+def _times(work: Assembly) -> tuple[float, float, float]:
+    """--join-timeout, --last-call and the lease of a node; the values of --rdzv-conf replace their defaults."""
     settings = work.settings
     conf: dict[str, str] = settings["rdzv_conf"] or {}
-    unused = [key for key in conf if key not in _CONF_TIMES or settings.of(_CONF_TIMES[key]).given]
+    replaced = [key for key, dest in _CONF_TIMES.items() if settings.of(dest).given]
+    unused = [key for key in conf if key not in _CONF_KEYS or key in replaced]
     if unused:
-        close = nearest(unused[0], [key for key in _CONF_TIMES if key != unused[0]])
-        typo = close is not None and unused[0] not in (*_CONF_TIMES, *_TORCH_CONF)
+        close = nearest(unused[0], [key for key in _CONF_KEYS if key != unused[0]])
+        typo = close is not None and unused[0] not in (*_CONF_KEYS, *_TORCH_CONF)
         work.warn(
             "rdzv_conf",
             f"{', '.join(unused)} has no effect" + (f"; did you mean {close}?" if typo else ""),
@@ -314,15 +317,29 @@ def _times(work: Assembly) -> tuple[float, float]:
     return (
         _time(settings, "join_timeout", join_key, conf.get(join_key)),
         _time(settings, "last_call", "last_call_timeout", conf.get("last_call_timeout")),
+        _lease_s(settings, conf),
     )
 
 
 def _time(settings: Settings, dest: str, key: str, text: str | None) -> float:
     own: float = settings[dest]
-    if text is None or settings.of(dest).given:
-        return own
+    return (
+        own
+        if text is None or settings.of(dest).given
+        else _conf_value(settings, key, text, positive_duration)
+    )
+
+
+def _lease_s(settings: Settings, conf: dict[str, str]) -> float:
+    """As torchrun: a node is lost after so many keep-alives that do not arrive."""
+    interval, attempts = "keep_alive_interval", "keep_alive_max_attempt"
+    interval_s = _conf_value(settings, interval, conf.get(interval, "5"), positive_duration)
+    return interval_s * _conf_value(settings, attempts, conf.get(attempts, "3"), lambda text: count(text, 1))
+
+
+def _conf_value(settings: Settings, key: str, text: str, parse: Callable[[str], float]) -> float:
     try:
-        return positive_duration(text)
+        return parse(text)
     except BadValue as bad:
         raise settings.of("rdzv_conf").wrong(f"{key}: {bad.problem}", f"use for example {key}=30") from None
 

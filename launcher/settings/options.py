@@ -559,8 +559,9 @@ _RENDEZVOUS = (
         "KEY=VALUE[,...]",
         None,
         values.pairs,
-        "torchrun's rendezvous settings; the keys join_timeout (or timeout) and last_call_timeout set --join-timeout "
-        "and --last-call if these are not given; other keys have no effect",
+        "torchrun's rendezvous settings; join_timeout (or timeout) and last_call_timeout set --join-timeout and "
+        "--last-call if these are not given; a node that is silent for keep_alive_interval (5 s) times "
+        "keep_alive_max_attempt (3) is lost; other keys have no effect",
     ),
     _torch_switch("--standalone", "run the job on this node only; other rendezvous options have no effect"),
     _ours(

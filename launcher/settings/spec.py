@@ -160,6 +160,7 @@ class LaunchSpec:
     spares: int = 0
     join_timeout_s: float = 600.0
     last_call_s: float = 2.0
+    lease_s: float = 15.0
     replacement_timeout_s: float = 60.0
     shrink_after_s: float = 0.0
     reserved_exit_codes: tuple[int, ...] = ()  # a failed job never exits with one of these

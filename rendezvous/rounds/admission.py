@@ -3,11 +3,15 @@
 A node has one agent at a time. If a new agent process joins for the node, it replaces the old agent, which is
 then retired: a late message from it changes nothing. If the lease of an agent has expired, the answer to its next
 heartbeat says so, and the agent may join again.
+
+The lease is long, because an agent that is stopped, starved or cut off may have ranks that are in the middle of a long
+step. A node counts as lost earlier only with evidence that its ranks have stopped too.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +25,7 @@ from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
 from rendezvous.rounds.stopping import after_loss, interrupt
 from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ KNOWN_AS = {
     "last_call_s": "--last-call",
     "last_call_bound_s": "the maximum of --last-call",
     "replacement_timeout_s": "--replacement-timeout",
-    "lease_s": "the lease of a node",
+    "lease_s": "the lease of a node (keep_alive_interval x keep_alive_max_attempt of --rdzv-conf)",
     "stop_budget_s": "--shutdown-timeout (plus the time to reap the ranks)",
     "spares": "--spares",
     "scale_up": "--scale-up",
@@ -62,6 +67,7 @@ _NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands o
 _SAME_VALUE = "Start all nodes with the same value"
 _SAME_RELEASE = "Install the same release on all nodes"
 _SHOWN_CHARS = 256  # of a value of a setting
+_USUAL_GAPS = 2.0  # ranks that progressed regularly have stopped after this many of their longest gaps
 _FIRST_ASKED = ("version", "entry_point", "nproc", "min_nodes", "max_nodes")
 
 
@@ -201,16 +207,73 @@ def _too_late(state: JobState) -> Refused:
 # --- heartbeats and leases -----------------------------------------------------------------------------
 
 
+def is_in_world(state: JobState, agent: AgentId) -> bool:
+    member = member_of(state, agent)
+    return member is not None and member.node_rank is not None
+
+
+def trains(state: JobState, agent: AgentId) -> bool:
+    """Whether ranks of this agent run in the current generation."""
+    return state.phase is Phase.RUNNING and is_in_world(state, agent)
+
+
 def alive_by_progress(state: JobState, agent: AgentId) -> tuple[AgentId, ...]:
     """Return the agents whose ranks are alive if the ranks of `agent` finish collectives with ranks of other nodes.
 
     These are all agents of the world: such a collective needs the ranks of the other nodes too, or soon waits for one
     that does. An agent may be silent (stopped, out of memory, behind a broken link) while its ranks train.
     """
-    member = member_of(state, agent)
-    if state.phase is not Phase.RUNNING or state.world is None or member is None or member.node_rank is None:
+    if state.world is None or not trains(state, agent):
         return ()
     return tuple(placement.agent for placement in state.world.placements)
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How regularly the ranks of a generation have reported progress."""
+
+    generation: int
+    first_at: float
+    last_at: float
+    longest_gap_s: float = 0.0
+
+    def limit_s(self, least_s: float, lease_s: float) -> float:
+        """After this time without progress the ranks have stopped. Infinite: they may be busy with a long step."""
+        limit_s = max(least_s, _USUAL_GAPS * self.longest_gap_s)
+        is_known = self.last_at - self.first_at >= lease_s and limit_s < lease_s
+        return limit_s if is_known else math.inf
+
+
+def after_progress(before: Cadence | None, generation: int, now: float) -> Cadence:
+    if before is None or before.generation != generation:
+        return Cadence(generation, now, now)
+    gap_s = max(before.longest_gap_s, now - before.last_at)
+    return replace(before, last_at=now, longest_gap_s=gap_s)
+
+
+def is_lost_early(
+    state: JobState,
+    agent: AgentId,
+    cadence: Cadence | None,
+    silent_since: float,
+    heard_at: float,
+    least_s: float,
+) -> bool:
+    """Whether an agent counts as lost before its lease expires, because its ranks have stopped too.
+
+    Either the generation has failed, and the others wait for this agent. Or the ranks had progressed regularly, and
+    stopped when it fell silent. `heard_at` is the time of the latest heartbeat of an agent of the world. Of later times
+    nothing is known.
+    """
+    if not is_in_world(state, agent):
+        return False
+    if state.phase is Phase.STOPPING:
+        return heard_at - silent_since >= least_s
+    if not trains(state, agent) or cadence is None or cadence.generation != state.generation:
+        return False
+    limit_s = cadence.limit_s(least_s, spec_of(state).lease_s)
+    is_together = abs(silent_since - cadence.last_at) <= limit_s
+    return is_together and heard_at - max(silent_since, cadence.last_at) >= limit_s
 
 
 def renew_lease(state: JobState, agent: AgentId, now: float, *, progress: bool = False) -> Result:

@@ -16,10 +16,11 @@ import grpc
 
 from rendezvous.codec import to_agent_bytes
 from rendezvous.replay.journal import journal_of, name_of
+from rendezvous.rounds.admission import trains
 from rendezvous.rounds.outcome_truncation import fitted
 from rendezvous.service import waiting_jobs
 from rendezvous.service.agent_stream import AgentStream, LimitReached, StreamAborted
-from rendezvous.service.owner import JobOwner, OpenJob
+from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob
 from rendezvous.session_replay import Redirect
 from rendezvous.store.protocol import LimitReached as ValuesFull
 from rendezvous.store.protocol import OwnershipLost, StoreError
@@ -346,6 +347,7 @@ def _as_waiting(job: Job) -> waiting_jobs.WaitingJob:
 
 _STREAM_NUMBERS_KEPT = 65_536
 _UNCONFIRMED_S = 0.2
+_WATCH_EVERY_S = 0.25
 
 
 class Job(OpenJob):
@@ -367,7 +369,8 @@ class Job(OpenJob):
         self.idle_since = time.monotonic()
         self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
         self._journal = journal
-        self._absent: dict[AgentId, asyncio.TimerHandle] = {}
+        self._broken: dict[AgentId, float] = {}  # agents whose stream broke, and when
+        self._watch: asyncio.TimerHandle | None = None
         self._last: tuple[ToAgent, bytes] | None = None
         self._coalescer: Coalescer[AgentStream, Waiting] = Coalescer(
             lambda to, message: to.put(self._encoded(message))
@@ -409,8 +412,9 @@ class Job(OpenJob):
         if before is not None:
             before.abort(StreamAborted(grpc.StatusCode.ABORTED, "the agent opened another stream"))
         self.streams[agent] = stream
-        if (timer := self._absent.pop(agent, None)) is not None:
-            timer.cancel()
+        self._broken.pop(agent, None)
+        if self._watch is None:
+            self._watch_later(_WATCH_EVERY_S)
 
     def detach(self, stream: AgentStream) -> None:
         agent = stream.agent
@@ -426,25 +430,42 @@ class Job(OpenJob):
             return
         if stream.was_redirected:
             return  # by this replica. A crowd cannot come back within the grace, so the lease decides.
-        self._await_stream(agent, asyncio.get_running_loop().time())
+        self._broken[agent] = asyncio.get_running_loop().time()
 
-    def _await_stream(self, agent: AgentId, broke_at: float) -> None:
+    # --- silent agents
+
+    def _watch_later(self, pause_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._absent[agent] = loop.call_later(self._grace_s(), self._give_up, agent, broke_at)
+        due_at = loop.time() + pause_s
+        self._watch = loop.call_at(due_at, self._look_for_losses, due_at)
 
-    def _grace_s(self) -> float:
+    def _look_for_losses(self, due_at: float) -> None:
+        """Lose agents before their leases expire. If this process was delayed, first read what they sent."""
+        self._watch = None
+        now = asyncio.get_running_loop().time()
+        is_delayed = now - due_at > DELAYED_S
+        if not is_delayed and not self.owner.backlog:
+            self.lose_silent_agents(now)
+        if self.streams or self._broken:
+            self._watch_later(CATCH_UP_S if is_delayed else _WATCH_EVERY_S)
+
+    def lose_silent_agents(self, now: float) -> None:
+        """A broken stream is evidence that an agent has ended, but it may be the network, and its ranks may work on.
+
+        So ranks that run count as lost only if their progress has stopped too. Otherwise the lease decides.
+        """
         spec = self.state.spec
-        return self._resume_grace_s if spec is None else min(self._resume_grace_s, spec.lease_s)
+        grace_s = self._resume_grace_s if spec is None else min(self._resume_grace_s, spec.lease_s)
+        for agent, since in self.owner.lost_early(self._broken, grace_s):
+            fell_silent = "its stream broke" if agent in self._broken else "no heartbeat"
+            self._lose(agent, f"{fell_silent}, and no progress of the ranks, for {now - since:.0f} s")
+        for agent, broke_at in list(self._broken.items()):
+            if now - broke_at >= grace_s and not trains(self.state, agent):
+                self._lose(agent, f"its stream broke and it did not reconnect within {grace_s:g} s")
 
-    def _give_up(self, agent: AgentId, broke_at: float) -> None:
-        # Only a heartbeat of another agent tells whether the ranks train on. If none comes, the lease decides.
-        is_unknown = bool(self.streams) and not self.owner.has_heard_since(broke_at)
-        if is_unknown or self.owner.has_progress(agent):
-            self._await_stream(agent, broke_at)
-            return
-        del self._absent[agent]
-        words = f"its stream broke and it did not reconnect within {self._grace_s():g} s"
-        self.owner.post(AgentLost(agent, words))
+    def _lose(self, agent: AgentId, why: str) -> None:
+        self._broken.pop(agent, None)
+        self.owner.post(AgentLost(agent, why))
 
     def _send(self, agent: AgentId, message: ToAgent) -> None:
         stream = self.streams.get(agent)
@@ -495,9 +516,8 @@ class Job(OpenJob):
         for watcher in self.watchers:
             watcher.job_moved = True
             watcher.put(None)
-        for timer in self._absent.values():
-            timer.cancel()
-        self._absent.clear()
+        if self._watch is not None:
+            self._watch.cancel()
         self._coalescer.close()
         self.task.cancel()
         await asyncio.wait([self.task])

@@ -30,7 +30,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from rendezvous.machine import step
-from rendezvous.rounds.admission import alive_by_progress, renew_leases
+from rendezvous.rounds.admission import (
+    Cadence,
+    after_progress,
+    is_in_world,
+    is_lost_early,
+    renew_leases,
+    trains,
+)
 from rendezvous.rounds.journal import Line, Note, lines
 from rendezvous.rounds.resume import resume
 from rendezvous.store.protocol import Conflict
@@ -40,7 +47,7 @@ from rendezvous.values.questions import REMARKS, RestartTimes
 from rendezvous.values.state import JobState, Phase, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rendezvous.store.protocol import JobStore
     from rendezvous.values.events import Effect, Event, ToAgent
@@ -48,8 +55,9 @@ if TYPE_CHECKING:
     from rendezvous.values.types import AgentId
 
 
-_DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...
-_CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read the messages that wait
+_SILENT_S = 4.0  # longer than a network outage of 2 s plus the recovery of TCP
+DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...
+CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read the messages that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,8 @@ class JobOwner:
         self._note = note
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._heartbeats: dict[AgentId, float] = {}
-        self._contact_at = -math.inf
-        self._progress: tuple[AgentId, float] | None = None  # who reported it last, and when
+        self._heard_at = -math.inf  # the latest of an agent of the world
+        self._cadence: Cadence | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._fired_at = 0.0
         self._catching_up = False
@@ -154,9 +162,11 @@ class JobOwner:
         """Record a heartbeat. If the agent is not a member or the job is over, answer it at once."""
         state = self._job.state
         if state.outcome is None and member_of(state, agent) is not None:
-            now = self._contact_at = self._heartbeats[agent] = asyncio.get_running_loop().time()
-            if progress:
-                self._progress = agent, now
+            now = self._heartbeats[agent] = asyncio.get_running_loop().time()
+            if is_in_world(state, agent):
+                self._heard_at = now
+            if progress and trains(state, agent):
+                self._cadence = after_progress(self._cadence, state.generation, now)
         else:
             self.post(AgentHeard(agent))
 
@@ -175,7 +185,7 @@ class JobOwner:
         while True:
             if isinstance(event, DeadlineReached) and self._heartbeats:
                 self._job.renew_leases(self._signs_of_life())
-                self._heartbeats.clear()
+                self._forget_heartbeats()
             transition = self._job.take(event, asyncio.get_running_loop().time())
             version = self._job.version
             if transition.persists:
@@ -191,26 +201,36 @@ class JobOwner:
             self._perform(transition)
             return
 
+    def _forget_heartbeats(self) -> None:
+        """Of agents that are no members. The others are kept: they tell since when an agent is silent."""
+        state = self._job.state
+        self._heartbeats = {a: at for a, at in self._heartbeats.items() if member_of(state, a) is not None}
+
     def _signs_of_life(self) -> dict[AgentId, float]:
-        if self._progress is None:
+        cadence, world = self._cadence_now(), self._job.state.world
+        if cadence is None or world is None:
             return self._heartbeats
-        agent, at = self._progress
-        alive = dict.fromkeys(alive_by_progress(self._job.state, agent), at)
+        alive = {placement.agent: cadence.last_at for placement in world.placements}
         return alive | {agent: max(at, alive.get(agent, at)) for agent, at in self._heartbeats.items()}
 
-    def has_heard_since(self, at: float) -> bool:
-        """Whether a member has sent a heartbeat since then: it would have reported progress."""
-        return self._contact_at > at
+    def _cadence_now(self) -> Cadence | None:
+        """The cadence of the generation that runs."""
+        state, cadence = self._job.state, self._cadence
+        is_current = cadence is not None and cadence.generation == state.generation
+        return cadence if is_current and state.phase is Phase.RUNNING else None
 
-    def has_progress(self, agent: AgentId) -> bool:
-        """Whether the ranks of this agent have shown of late that they are alive, whatever the agent does."""
-        state = self._job.state
-        if self._progress is None or state.spec is None:
-            return False
-        reporter, at = self._progress
-        # Agents send a heartbeat four times per lease.
-        is_recent = asyncio.get_running_loop().time() - at <= state.spec.lease_s / 2
-        return is_recent and agent in alive_by_progress(state, reporter)
+    def lost_early(self, broken: Mapping[AgentId, float], grace_s: float) -> Iterator[tuple[AgentId, float]]:
+        """The agents that are lost before their leases expire, and since when they are silent.
+
+        `broken` has the agents without a stream, and when it broke: this is evidence too, so `grace_s` is enough.
+        """
+        state, cadence, heard_at = self._job.state, self._cadence, self._heard_at
+        if state.phase is Phase.RUNNING and (cadence is None or heard_at - cadence.last_at < grace_s):
+            return  # ranks train, and this is seen at a glance
+        for agent, at in {**self._heartbeats, **broken}.items():
+            least_s = grace_s if agent in broken else _SILENT_S
+            if is_lost_early(state, agent, cadence, at, heard_at, least_s):
+                yield agent, at
 
     async def _reload(self) -> None:
         """Read the job and write it back unchanged: after that, a write of an earlier owner conflicts.
@@ -262,10 +282,10 @@ class JobOwner:
     def _postpone(self, deadline: float) -> bool:
         """If a deadline fires late, postpone it once, so that waiting messages are read first."""
         now = asyncio.get_running_loop().time()
-        if now - deadline <= _DELAYED_S or self._catching_up:
+        if now - deadline <= DELAYED_S or self._catching_up:
             return False
         self._catching_up = True
-        again = now + min(now - deadline, _CATCH_UP_S)
+        again = now + min(now - deadline, CATCH_UP_S)
         self._wake_at(again)
         return True
 

@@ -120,7 +120,7 @@ SETTINGS = (
         "resume_grace",
         "number",
         1.0,
-        "seconds to wait for an agent to reconnect before it counts as lost",
+        "seconds to wait for an agent to reconnect before it counts as lost, if its ranks do not run any more",
         metavar="SECONDS",
     ),
     Setting("max_jobs", "count", 1000, "maximum number of unfinished jobs", metavar="N"),

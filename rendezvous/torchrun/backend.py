@@ -69,6 +69,7 @@ _OPTIONS = {  # of torchrun, by setting
     "budget": "--rdzv-conf max_restarts",
     "last_call_s": "--rdzv-conf last_call_timeout",
     "join_timeout_s": "--rdzv-conf join_timeout",
+    "lease_s": "--rdzv-conf keep_alive_interval x keep_alive_max_attempt",
     "replacement_timeout_s": "--rdzv-conf join_timeout",
 }
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
@@ -268,11 +269,20 @@ def _job_spec(params: RendezvousParameters, join_timeout_s: float) -> JobSpec:
         join_timeout_s=join_timeout_s,
         last_call_s=float(params.get_as_int("last_call_timeout", 2) or 0),
         replacement_timeout_s=join_timeout_s,
+        lease_s=_lease_s(params),
         stop_budget_s=_STOP_BUDGET_S,
         scale_up=ScaleUp.IMMEDIATE,
         node_failure_limit=0,
         rules=tuple(PolicyRule(failure, PolicyAction.FAIL) for failure in _FINAL),
     )
+
+
+def _lease_s(params: RendezvousParameters) -> float:
+    interval_s, attempts = (
+        params.get_as_int("keep_alive_interval", 5),
+        params.get_as_int("keep_alive_max_attempt", 3),
+    )
+    return float((interval_s or 5) * (attempts or 3))
 
 
 def _node_facts(host: str, address: str) -> NodeFacts:

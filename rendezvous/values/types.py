@@ -155,7 +155,7 @@ class JobSpec:
     last_call_s: float = 2.0
     last_call_bound_s: float = 30.0
     replacement_timeout_s: float = 60.0
-    lease_s: float = 4.0  # longer than a network outage of 2 s plus the recovery of TCP
+    lease_s: float = 15.0  # three keep-alives of 5 s, as under torchrun
     stop_budget_s: float = 45.0  # an agent that does not answer a stop within this time is lost
     spares: int = 0
     scale_up: ScaleUp = ScaleUp.ON_RESTART

@@ -96,7 +96,7 @@ def lost_node(folder: Path) -> str:
 
 
 def failed_rank(folder: Path) -> str:
-    kept = Kept(folder, spec(2))
+    kept = Kept(folder, spec(2, lease_s=4.0))
     kept.story.joins("a", "b").runs()
     kept.story.passes_without(5.0)
     kept.story.fails("b", 3).stop("a", "b").runs().finish("a", "b")
@@ -154,7 +154,7 @@ def test_another_decision_is_found(tmp_path: Path, capsys: Output) -> None:
 
 
 def test_a_file_that_follows_begins_with_the_state(tmp_path: Path, capsys: Output) -> None:
-    kept = Kept(tmp_path, spec(2, restarts=1000), limit=2000)
+    kept = Kept(tmp_path, spec(2, restarts=1000, lease_s=4.0), limit=2000)
     kept.story.joins("a", "b").runs()
     for _ in range(250):
         kept.story.passes_without(90.0)
@@ -339,7 +339,7 @@ def pack(path: str, lines: list[bytes], magic: bytes = MAGIC) -> None:
 
 
 def test_what_is_readable_of_a_damaged_file_is_replayed(tmp_path: Path, capsys: Output) -> None:
-    kept = Kept(tmp_path, spec(2, restarts=1000))
+    kept = Kept(tmp_path, spec(2, restarts=1000, lease_s=4.0))
     kept.story.joins("a", "b").runs()
     for _ in range(200):
         kept.story.passes_without(90.0)

@@ -111,7 +111,7 @@ def test_an_empty_round_forgets_the_spec() -> None:
         (spec(2, nproc="8"), Disagreement("nproc", "''", "8")),
         (spec(2, restarts=9), Disagreement("budget", "3", "9")),
         (spec(2, join_timeout_s=9.0), Disagreement("join_timeout_s", "600.0", "9.0")),
-        (spec(2, lease_s=9.0), Disagreement("lease_s", "4.0", "9.0")),
+        (spec(2, lease_s=9.0), Disagreement("lease_s", "15.0", "9.0")),
     ],
 )
 def test_specs_that_disagree_are_refused_and_the_round_goes_on(

@@ -119,6 +119,10 @@ def test_options_end_at_the_script(argv: list[str], words: tuple[str, ...]) -> N
         (["--standalone", "--nnodes", "2", "t.py"], ["--nnodes '2'", "--standalone"]),
         (["--nnodes", "2", "--rdzv-endpoint", "a:0", "t.py"], ["--rdzv-endpoint 'a:0'", "port 0"]),
         (["--rdzv-conf", "timeout=x", "t.py"], ["--rdzv-conf 'timeout=x'", "timeout=30"]),
+        (
+            ["--rdzv-conf", "keep_alive_max_attempt=0", "t.py"],
+            ["keep_alive_max_attempt: below the minimum 1"],
+        ),
         (["--cpu-affinity", "--numa-binding", "node", "t.py"], ["--cpu-affinity", "--numa-binding 'node'"]),
         (["--start-method", "thread", "t.py"], ["--start-method 'thread'", "spawn"]),
         (["--nno\udcff\n"], ["--nno\\udcff\\n", "--help"]),
@@ -312,6 +316,9 @@ def test_options_for_several_machines(argv: list[str], facts: dict[str, Any]) ->
         (["--rdzv-conf", "timeout=9", "t.py"], {"join_timeout_s": 9.0}),
         (["--rdzv-conf", "timeout=9,join_timeout=8,last_call_timeout=7", "t.py"], {"join_timeout_s": 8.0}),
         (["--rdzv-conf", "last_call_timeout=7", "t.py"], {"last_call_s": 7.0}),
+        (["t.py"], {"lease_s": 15.0}),
+        (["--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=4", "t.py"], {"lease_s": 4.0}),
+        (["--rdzv-conf", "keep_alive_interval=2", "t.py"], {"lease_s": 6.0}),
         (
             ["--rdzv-conf='last_call_timeout=1,timeout=5'", "t.py"],
             {"join_timeout_s": 5.0, "last_call_s": 1.0},

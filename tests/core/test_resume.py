@@ -27,8 +27,8 @@ def taken_over(story: Story, now: float) -> Story:
 def test_everyone_is_told_where_it_stands_and_gets_a_fresh_lease() -> None:
     story = taken_over(running(spec(2), "a", "b", "c"), 5.0)
     assert [type(m) for m in story.told("b")] == [Assigned, StoreAt]
-    assert story.deadline == 9.0
-    story.now = 8.9
+    assert story.deadline == 20.0
+    story.now = 19.9
     assert story.happens(DeadlineReached()).state.phase is Phase.RUNNING
 
 
@@ -51,25 +51,31 @@ def test_an_agent_that_comes_back_late_finds_its_world_as_it_was() -> None:
     assert heard_from(story, "a", "b", until=120.0).state.phase is Phase.RUNNING
 
 
-def test_an_agent_that_does_not_come_back_is_lost_after_three_leases() -> None:
+def test_an_agent_that_does_not_come_back_is_lost_after_its_first_lease() -> None:
     story = taken_over(running(spec(1, 2), "a", "b"), 100.0)
-    assert heard_from(story, "a", until=108.5).state.phase is Phase.RUNNING
-    assert heard_from(story, "a", until=112.0).state.phase is Phase.STOPPING
+    assert heard_from(story, "a", until=114.5).state.phase is Phase.RUNNING
+    assert heard_from(story, "a", until=115.0).state.phase is Phase.STOPPING
     assert list(story.state.members) == ["a"]
+
+
+def test_a_short_lease_does_not_shorten_the_first_one() -> None:
+    story = taken_over(running(spec(1, 2, lease_s=4.0), "a", "b"), 100.0)
+    assert heard_from(story, "a", until=114.5).state.phase is Phase.RUNNING
+    assert heard_from(story, "a", until=115.0).state.phase is Phase.STOPPING
 
 
 def test_agents_of_a_large_job_have_longer_to_come_back() -> None:
     """A service accepts them one after the other. Those that still wait for it are not lost."""
     nodes = [f"node{number}" for number in range(800)]
     story = taken_over(running(spec(1, 800), *nodes), 100.0)
-    assert heard_from(story, "node0", until=123.5).state.phase is Phase.RUNNING
-    assert heard_from(story, "node0", until=124.0).state.phase is Phase.STOPPING
+    assert heard_from(story, "node0", until=129.5).state.phase is Phase.RUNNING
+    assert heard_from(story, "node0", until=130.0).state.phase is Phase.STOPPING
 
 
 def test_who_was_heard_after_a_take_over_has_an_ordinary_lease() -> None:
     story = heard_from(taken_over(running(spec(1, 2), "a", "b"), 100.0), "a", "b", until=102.0)
-    assert heard_from(story, "a", until=104.5).state.phase is Phase.RUNNING
-    assert heard_from(story, "a", until=108.0).state.phase is Phase.STOPPING
+    assert heard_from(story, "a", until=116.0).state.phase is Phase.RUNNING
+    assert heard_from(story, "a", until=118.0).state.phase is Phase.STOPPING
     assert list(story.state.members) == ["a"]
 
 

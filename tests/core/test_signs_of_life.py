@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import pytest
 
 from rendezvous.machine import step
-from rendezvous.rounds.admission import renew_leases
+from rendezvous.rounds.admission import Cadence, after_progress, is_lost_early, renew_leases
 from rendezvous.service.owner import JobOwner
 from rendezvous.store.memory import MemoryJobStore
 from rendezvous.values.events import (
@@ -18,6 +19,7 @@ from rendezvous.values.events import (
     Assigned,
     Ended,
     JobAborted,
+    RankFailed,
     Refused,
     Stop,
     StoreAt,
@@ -25,7 +27,15 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.state import JobState, Phase
-from rendezvous.values.types import AgentId, JobSpec, NodeFacts, RestartBudget, StoreAddress
+from rendezvous.values.types import (
+    AgentId,
+    Cause,
+    FailureClass,
+    JobSpec,
+    NodeFacts,
+    RestartBudget,
+    StoreAddress,
+)
 
 LEASE_S = 0.4
 DEADLINE_S = 20.0
@@ -67,10 +77,10 @@ def test_a_lease_is_never_shortened() -> None:
     assert renew_leases(state, {agent("a"): 0.5}).leases["a"] == 1.0
 
 
-def running(*nodes: str) -> JobState:
+def running(*nodes: str, lease_s: float = 3.0) -> JobState:
     state = JobState()
     for node in nodes:
-        state, _ = step(state, joined(node, len(nodes)), 1.0)
+        state, _ = step(state, joined(node, len(nodes), lease_s), 1.0)
     state, _ = step(state, StoreOpened(agent(nodes[0]), 1, StoreAddress("a", 1)), 1.0)
     assert state.phase is Phase.RUNNING
     return state
@@ -96,6 +106,72 @@ def test_progress_of_a_node_outside_the_world_shows_nothing_about_the_world() ->
 def test_progress_before_the_ranks_run_renews_only_its_own_lease() -> None:
     state, _ = step(members("a", "b"), AgentHeard(agent("a"), progress=True), 2.0)
     assert dict(state.leases.items()) == {"a": 2.0, "b": 1.0}
+
+
+# --- lost before the lease expires
+
+
+def cadence(*reports: float) -> Cadence:
+    """The ranks reported progress at these times."""
+    found: Cadence | None = None
+    for at in reports:
+        found = after_progress(found, 1, at)
+    assert found is not None
+    return found
+
+
+def every(seconds: float, last_at: float) -> Cadence:
+    return cadence(*(seconds * n for n in range(int(last_at / seconds) + 1)))
+
+
+@pytest.mark.parametrize(
+    ("known", "limit_s"),
+    [
+        (every(1.0, 20.0), 4.0),
+        (every(3.0, 21.0), 6.0),
+        (every(7.0, 70.0), 14.0),
+        (every(1.0, 14.0), math.inf),  # they may have been warming up
+        (every(20.0, 600.0), math.inf),  # a step takes longer than the lease
+        (cadence(*range(20), 39, *range(40, 60)), math.inf),  # an evaluation took 20 s, so the next one may
+    ],
+    ids=["regular", "steps-of-3-s", "steps-of-7-s", "young", "steps-of-20-s", "evaluates"],
+)
+def test_only_ranks_that_progressed_regularly_show_that_they_have_stopped(
+    known: Cadence, limit_s: float
+) -> None:
+    assert known.limit_s(4.0, lease_s=15.0) == limit_s
+
+
+def test_another_generation_begins_without_evidence() -> None:
+    assert after_progress(every(1.0, 20.0), 2, 30.0) == Cadence(2, 30.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("silent_since", "heard_at", "is_lost"),
+    [
+        (20.0, 24.0, True),
+        (20.5, 24.4, False),  # not yet
+        (20.0, 20.0, False),  # all agents are silent: the network, or the service itself
+        (26.0, 40.0, False),  # the ranks had stopped before: they evaluate, and the agent is starved
+        (15.0, 40.0, False),  # the ranks went on without the agent
+    ],
+)
+def test_an_agent_is_lost_early_if_its_ranks_stopped_with_it(
+    silent_since: float, heard_at: float, is_lost: bool
+) -> None:
+    state = running("a", "b", lease_s=15.0)
+    assert is_lost_early(state, agent("b"), every(1.0, 20.0), silent_since, heard_at, 4.0) == is_lost
+
+
+def test_a_silent_agent_is_lost_early_once_the_generation_has_failed() -> None:
+    """The others wait for it to stop its ranks."""
+    state = running("a", "b", lease_s=15.0)
+    assert not is_lost_early(state, agent("b"), None, 20.0, 30.0, 4.0)
+    failed = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "connection closed by peer", 1)
+    state, _ = step(state, RankFailed(agent("a"), 1, failed), 30.0)
+    assert is_lost_early(state, agent("b"), None, 26.0, 30.0, 4.0)
+    assert not is_lost_early(state, agent("b"), None, 26.1, 30.0, 4.0)
+    assert not is_lost_early(state, agent("x"), None, 20.0, 30.0, 4.0)
 
 
 class _Job:
@@ -154,14 +230,12 @@ def test_a_silent_agent_is_not_lost_while_its_ranks_train_with_others_but_soon_a
             training = asyncio.get_running_loop().create_task(_beat(job, "a", progress=True))
             await asyncio.sleep(4 * LEASE_S)
             assert sorted(job.owner.state.members) == ["a", "b"]
-            assert job.owner.has_progress(agent("b"))
             training.cancel()
             waiting = asyncio.get_running_loop().create_task(_beat(job, "a"))
             word = await job.expect(Stop, agent("a"))
             waiting.cancel()
             assert isinstance(word, Stop)
             assert "b was lost" in word.decision.reason
-            assert not job.owner.has_progress(agent("b"))
 
     asyncio.run(story())
 

@@ -20,10 +20,11 @@ class Kind(StrEnum):
 
 # From the fault until all ranks of the next generation have done a step.
 HANG_TIMEOUT_S = 3.0
-LEASE_S = 4.0
+SILENCE_S = 4.0  # of a node whose ranks have trained ...
+REGULARLY_S = 17.0  # ... for longer than a lease
 DEATH_BOUND_S = 1.0
 HANG_BOUND_S = 2 * HANG_TIMEOUT_S
-NODE_BOUND_S = 2 * LEASE_S
+NODE_BOUND_S = 2 * SILENCE_S
 NCCL_BOUND_S = 1.5  # the watchdog and the guard each look ten times per second
 
 
@@ -49,6 +50,7 @@ class Case:
     script_options: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     in_lab: bool = False  # each node is a host with a network of its own
+    trains_s: float = 0.0  # for so long before it happens
     bound_s: float | None = None
     needs: str = ""  # what not every machine has: a function of needs.py
     heals: bool = (

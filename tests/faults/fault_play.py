@@ -16,6 +16,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,6 +178,7 @@ class Stage:
                     measured.enter_context(_CALM.measuring())
                     self._reach()
                 if self.case.outside:
+                    time.sleep(self.case.trains_s)
                     outside.commit(self)
                 self._until(self._came_through, "it trains again")
             if self.case.kind is not Kind.NODE:  # of what is gone not all comes to an end

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from fault_case import Case, Kind
+from fault_case import REGULARLY_S, Case, Kind
 from lab_job import PORT, environment
 from lab_network import Lab
 from launched import eventually
@@ -44,7 +44,14 @@ NETWORKS = (
         certain=False,
         keeps=False,  # the agents do not know which of the two is cut off
     ),
-    network("power-off", "a node loses power", "power_off", "node1 was lost", kind=Kind.NODE),
+    network(
+        "power-off",
+        "a node loses power",
+        "power_off",
+        "node1 was lost",
+        kind=Kind.NODE,
+        trains_s=REGULARLY_S,
+    ),
     network(
         "link-cut-short",
         f"the link is cut for {_SHORT_CUT_S:g} s",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fault_case import Case, Kind
+from fault_case import REGULARLY_S, Case, Kind
 
 _LOST = "node .* was lost"
 
@@ -20,7 +20,7 @@ def node(name: str, injected: str, outside: str, says: str = _LOST, **more: Any)
 NODES = (
     node("agent-killed", "SIGKILL to the agent of the second node", "kill_agent"),
     node("agent-stopped", "SIGSTOP to the agent of the second node, SIGKILL to its ranks", "stop_agent"),
-    node("node-frozen", "SIGSTOP to all processes of the second node", "stop_node"),
+    node("node-frozen", "SIGSTOP to all processes of the second node", "stop_node", trains_s=REGULARLY_S),
     node(
         "template-killed",
         "SIGKILL to the zygote, which forks the ranks",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Undisturbed = Callable[[int], list[float]]  # of the fixture of that name
 
 PORT = 29400
+SHORT_LEASE = "keep_alive_interval=1,keep_alive_max_attempt=4"
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
 LONG_S = 90.0  # on a busy machine; what is waited for comes within seconds
 _SAID = "ddp-launch: "
@@ -129,11 +130,14 @@ class Job:
     ranks_per_node = 1
     patience_s = LONG_S
 
-    def __init__(self, lab: Lab, folder: Path, rendezvous: str, *words: str) -> None:
+    def __init__(
+        self, lab: Lab, folder: Path, rendezvous: str, *words: str, lease: str = SHORT_LEASE
+    ) -> None:
         self.lab, self.folder = lab, folder / "shared"
         for name in ("ranks", "orders"):
             (self.folder / name).mkdir(parents=True)
         place = ("--rendezvous", rendezvous) if rendezvous else ()
+        place += ("--rdzv-conf", lease) if lease else ()
         self._words = (*place, "--rdzv-id", "lab", "--nproc-per-node", str(self.ranks_per_node), *words)
         self.agents: list[Agent] = []
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from lab_job import Job, Service
+
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +60,38 @@ def test_the_node_of_rank_0_and_the_store_is_powered_off(
 ) -> None:
     job = three_nodes(lab, tmp_path)
     assert_goes_on_without(job, int(job.ranks()[0].host[-1]), undisturbed)
+
+
+@NIGHTLY
+def test_a_node_of_a_job_that_has_trained_regularly_is_missed_before_its_lease_ends(
+    lab: Build, tmp_path: Path
+) -> None:
+    made = lab(2, "service")
+    service = Service(made.hosts[2], tmp_path)
+    job = Job(
+        made,
+        tmp_path,
+        service.endpoint,
+        "--nnodes",
+        "1:2",
+        "--last-call",
+        "20",
+        "--max-restarts",
+        "1",
+        lease="",
+    )
+    job.start(*made.hosts[:2])
+    job.await_world(2)
+    time.sleep(JobSpec("job").lease_s + 2.0)  # its ranks train for longer than a lease
+    made.power_off(made.hosts[1])
+    job.await_world(1, after=1)
+    assert job.finish(job.agents[0]) == [0], job
+    lost = re.search(
+        "was lost: no heartbeat, and no progress of the ranks, for ([0-9]+) s", job.reason(job.agents[0])
+    )
+    assert lost is not None, job
+    assert 4 <= int(lost[1]) <= 8
+    job.assert_nothing_left()
 
 
 @NIGHTLY

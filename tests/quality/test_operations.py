@@ -12,7 +12,12 @@ SCENARIOS = [
     ROOT / "tests/lab/test_random_faults.py",
 ]
 # What happens there is up to the kernel and the network, or to chance (tests/sim/test_sim.py).
-NOT_BY_RULES = {"test_a_slow_and_lossy_network", "test_a_network_of_ipv6_alone", "test_faults_in_a_row"}
+NOT_BY_RULES = {
+    "test_a_slow_and_lossy_network",
+    "test_a_network_of_ipv6_alone",
+    "test_faults_in_a_row",
+    "test_a_node_of_a_job_that_has_trained_regularly_is_missed_before_its_lease_ends",
+}
 # Its rows take what matters to an operator out of many.
 ONE_COMMAND = [ROOT / "tests/lab/test_over_ssh.py", ROOT / "tests/shell/test_fleet.py"]
 

@@ -21,7 +21,7 @@ from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
-from rendezvous.values.types import AgentId, JobSpec, NodeFacts, StoreAddress
+from rendezvous.values.types import AgentId, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,9 +68,13 @@ dist.destroy_process_group()
 """
 
 
+LEASE_S = 4
+SHORT_LEASE = f"keep_alive_interval=1,keep_alive_max_attempt={LEASE_S}"
+
+
 @pytest.fixture
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    with serving(*getattr(request, "param", ())) as service:
+def service() -> Iterator[Service]:
+    with serving() as service:
         yield service
 
 
@@ -85,7 +89,14 @@ class Job:
         self.end = folder / "finish"
 
     def node(self, *words: str, endpoint: str = "") -> Launched:
-        where = ("--rendezvous", endpoint or self._endpoint, "--rdzv-id", "trouble")
+        where = (
+            "--rendezvous",
+            endpoint or self._endpoint,
+            "--rdzv-id",
+            "trouble",
+            "--rdzv-conf",
+            SHORT_LEASE,
+        )
         env = {"FINISH": str(self.end)}
         return self._launch(
             *where, "--nproc-per-node", "1", *words, str(self.script), env=env, fake_torch=self._torch
@@ -148,7 +159,7 @@ def test_a_stopped_agent_whose_ranks_train_with_the_others_costs_them_nothing(
     await_generation(nodes, 1, 2)
     second.send(signal.SIGSTOP)
     try:
-        time.sleep(2 * JobSpec("job").lease_s)  # nothing may happen in this time
+        time.sleep(2 * LEASE_S)  # nothing may happen in this time
     finally:
         second.send(signal.SIGCONT)
     job.finish(*nodes)
@@ -225,7 +236,6 @@ def way(service: Service) -> Iterator[Way]:
     way.close()
 
 
-@pytest.mark.parametrize("service", [("--resume-grace", "4")], indirect=True)
 def test_a_way_that_breaks_for_a_moment_is_no_lost_node_and_one_that_stays_cut_is(job: Job, way: Way) -> None:
     first = job.node("--nnodes", "2", "--max-restarts", "1")
     second = job.node("--nnodes", "2", "--max-restarts", "1", endpoint=way.endpoint)
@@ -256,7 +266,7 @@ def test_an_agent_that_is_cut_off_while_its_ranks_train_with_the_others_costs_th
     await_generation((first, second), 1, 2)
     dialled = way.dialled
     way.cut()
-    time.sleep(2 * JobSpec("job").lease_s)  # longer than its lease, and than the grace of a broken stream
+    time.sleep(2 * LEASE_S)  # longer than its lease, and than the grace of a broken stream
     way.mend()
     eventually(lambda: way.dialled > dialled, what="the session is resumed")
     job.finish(first, second)
@@ -319,7 +329,9 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
 
     async def far_node() -> Ended:
         entry = EntryPoint(EntryKind.SCRIPT, str(job.script))
-        asked = LaunchSpec(entry, "trouble", nproc_asked="1", min_nodes=2, max_nodes=2, join_timeout_s=30.0)
+        asked = LaunchSpec(
+            entry, "trouble", nproc_asked="1", min_nodes=2, max_nodes=2, join_timeout_s=30.0, lease_s=LEASE_S
+        )
         far, session = AgentId("far", "1"), connect([service.endpoint], AgentId("far", "1"), ClientOptions())
         facts = NodeFacts("far", "127.0.0.1", 1, node_rank=0)
         session.send(AgentJoined(far, job_spec(asked, VERSION), facts))

@@ -89,11 +89,11 @@ def test_a_world_forms_fails_restarts_and_ends(service: Service) -> None:
     soon(story())
 
 
-def test_an_agent_whose_stream_stays_broken_is_lost_before_its_lease_ends(service: Service) -> None:
+def test_an_agent_whose_stream_stays_broken_is_lost_when_its_lease_ends(service: Service) -> None:
     async def story() -> None:
-        cable = Cable(service.endpoint)
-        async with cable as endpoint, agents(service.endpoint, TWO, ["a"]) as (a,):
-            b = Agent(connect([endpoint], AgentId("b", "1"), ClientOptions()), AgentId("b", "1"), TWO)
+        cable, job = Cable(service.endpoint), replace(TWO, lease_s=2.0)
+        async with cable as endpoint, agents(service.endpoint, job, ["a"]) as (a,):
+            b = Agent(connect([endpoint], AgentId("b", "1"), ClientOptions()), AgentId("b", "1"), job)
             await asyncio.gather(a.run(), b.run())
             cable._server.close()
             cable.cut()
