@@ -26,14 +26,16 @@ _TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
 _STRICT = inspect.Parameter("strict", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
 
 
-def signature() -> inspect.Signature:
+def constructor_signature() -> inspect.Signature:
     """Return the signature of our constructor: torch's arguments and `strict`."""
     return _TORCHS.replace(parameters=[*_TORCHS.parameters.values(), _STRICT])
 
 
-def bound(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def bound_arguments(
+    wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
     """Return all arguments of torch's constructor by name, with its defaults, and the value of `strict`."""
-    given = signature().bind(wrapper, *args, **kwargs)
+    given = constructor_signature().bind(wrapper, *args, **kwargs)
     given.apply_defaults()
     chosen = dict(list(given.arguments.items())[1:])
     strict = chosen.pop("strict")

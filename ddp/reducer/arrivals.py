@@ -169,7 +169,7 @@ class PythonArrivals:
         self._watched = wanted
 
 
-def new(begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> Arrivals:
+def new_counter(begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> Arrivals:
     """Return a counter: the compiled one if it is installed."""
     try:
         kind = import_module("ddp.reducer._arrivals").Arrivals

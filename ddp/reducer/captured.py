@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ddp.reducer.reducer import Reducer
 
 
-def check(core: Reducer) -> None:
+def check_capture(core: Reducer) -> None:
     """Before a forward that is captured: raise if a replay could not repeat the step."""
-    if capture.is_capturing() and (obstacle := _obstacle(core)):
+    if capture.is_capturing() and (obstacle := _obstacle_to_capture(core)):
         raise core.record_error(errors.not_capturable(obstacle))
 
 
-def _obstacle(core: Reducer) -> str:
+def _obstacle_to_capture(core: Reducer) -> str:
     if core.looks_for_unused:
         return (
             "find_unused_parameters=True reads in each step which parameters are used. Remove it, or set "
@@ -46,7 +46,7 @@ def _obstacle(core: Reducer) -> str:
     return why()
 
 
-def keep_memory(core: Reducer) -> None:
+def keep_captured_memory(core: Reducer) -> None:
     """From now on, keep the memory of all captured buckets as long as this reducer exists."""
     kept: dict[int, torch.Tensor] = {}
     sender = core.sender

@@ -25,7 +25,7 @@ _DTYPES = [each for each in vars(torch).values() if isinstance(each, torch.dtype
 _NARROW = frozenset(each for each in _DTYPES if each.is_floating_point and each.itemsize == 1)
 
 
-def check(module: Any, mixed_precision: Any) -> None:
+def refuse_narrow(module: Any, mixed_precision: Any) -> None:
     """Raise if the gradients of trained parameters cannot be averaged."""
     reduced = getattr(mixed_precision, "reduce_dtype", None)
     if reduced is not None and reduced in _NARROW:
@@ -37,10 +37,10 @@ def check(module: Any, mixed_precision: Any) -> None:
     ignored = set(getattr(module, torch_names.IGNORED, ()))
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name not in ignored:
-            _check_parameter(name, parameter)
+            _refuse_narrow_parameter(name, parameter)
 
 
-def _check_parameter(name: str, parameter: torch.Tensor) -> None:
+def _refuse_narrow_parameter(name: str, parameter: torch.Tensor) -> None:
     if parameter.dtype in _NARROW:
         raise WrongType(
             f"the parameter {name!r} is of type {_short(parameter.dtype)}, and so is its gradient, which cannot be "
@@ -72,7 +72,7 @@ def narrow_state(
     return {name: tensor for name, tensor in named if name not in left and tensor.dtype in _NARROW}
 
 
-def broadcast(group: ProcessGroup, tensors: Collection[torch.Tensor]) -> None:
+def broadcast_as_bytes(group: ProcessGroup, tensors: Collection[torch.Tensor]) -> None:
     """Send the values of rank 0 to all ranks, as bytes."""
     for each in as_bytes(tensors):
         sent = each.contiguous()

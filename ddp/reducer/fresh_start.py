@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddp.reducer.reducer import Reducer
 
 
-def renew(wrapper: Any) -> None:
+def renew_wrapper(wrapper: Any) -> None:
     """Let a `DistributedDataParallel` of ours start anew. CannotReform: the state of its hook cannot."""
     core: Reducer = wrapper.reducer.core
     groups = tuple(successors.of(group) for group in core.settings.groups)

@@ -56,7 +56,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     _delayed_is_sent: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        chosen, self.__dict__["_strict"] = arguments.bound(self, args, kwargs)
+        chosen, self.__dict__["_strict"] = arguments.bound_arguments(self, args, kwargs)
         self.__dict__["_groups"] = groups = arguments.group_list(chosen["process_group"])
         if groups:
             chosen["process_group"] = groups[0]
@@ -66,7 +66,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
         self.__dict__["_tunes_buckets"] = arguments.wants_tuning(chosen)
-        dtypes.check(chosen["module"], chosen["mixed_precision"])
+        dtypes.refuse_narrow(chosen["module"], chosen["mixed_precision"])
         module_check.refuse_sharded(chosen["module"], chosen["device_mesh"])
         arguments.replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
@@ -104,7 +104,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             strict=self.__dict__.get("_strict", False),
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
-        captured.keep_memory(self.reducer.core)
+        captured.keep_captured_memory(self.reducer.core)
         if settings.tuned:
             if self._averages_in_python:
                 raise WrongUse(errors.without_reducer('bucket_cap_mb="auto"'))
@@ -174,7 +174,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             params_and_buffers_to_ignore={*self.parameters_to_ignore, *narrow},
             broadcast_buffers=buffers_too,
         )
-        dtypes.broadcast(self.process_group, narrow.values())
+        dtypes.broadcast_as_bytes(self.process_group, narrow.values())
 
     def _assign_modules_buffers(self) -> None:
         super()._assign_modules_buffers()
@@ -231,7 +231,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            captured.check(self.reducer.core)
+            captured.check_capture(self.reducer.core)
         return super()._pre_forward(*inputs, **kwargs)
 
     def _check_module(self) -> None:
@@ -340,8 +340,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
 
 
-DistributedDataParallel.__init__.__signature__ = arguments.signature()  # type: ignore[attr-defined]
-wrappers.renew_with(DistributedDataParallel, fresh_start.renew)
+DistributedDataParallel.__init__.__signature__ = arguments.constructor_signature()  # type: ignore[attr-defined]
+wrappers.renew_with(DistributedDataParallel, fresh_start.renew_wrapper)
 
 
 def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], bool]:

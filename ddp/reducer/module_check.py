@@ -72,7 +72,7 @@ _registrations = 0
 _counting = False
 
 
-def _count(*_what: Any) -> None:
+def _count_registration(*_what: Any) -> None:
     global _registrations
     _registrations += 1
 
@@ -81,8 +81,8 @@ def _count_registrations() -> None:
     global _counting
     if not _counting:
         _counting = True
-        registration.register_module_parameter_registration_hook(_count)
-        registration.register_module_module_registration_hook(_count)
+        registration.register_module_parameter_registration_hook(_count_registration)
+        registration.register_module_module_registration_hook(_count_registration)
 
 
 class NotAveraged:

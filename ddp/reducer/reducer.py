@@ -79,7 +79,7 @@ class Reducer:
         self.operations: BucketOperations = self.sender  # or an observer in front of it
         self.stopwatch = Stopwatch(self.sender.device)
         self.lock = threading.RLock()  # a launch may run code that calls another hook
-        self.counter = arrivals.new(
+        self.counter = arrivals.new_counter(
             *map(weakly_with, (self._begin, self._chunk_complete, self._surplus, self._stays_local))
         )
         self.hooks = GradientHooks(self.parameters, self.counter)
@@ -189,7 +189,7 @@ class Reducer:
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """After a forward: average the gradients of the next backward."""
         n = len(self.sender.plan.buckets)
-        self.step = step = Step([0] * n, [None] * n, context=rpc_context.current())
+        self.step = step = Step([0] * n, [None] * n, context=rpc_context.current_context())
         for chunk in self.chunks:
             step.waiting[chunk.bucket] += 1
         if self.looks_for_unused:
@@ -214,8 +214,8 @@ class Reducer:
                 return
             step.begun = True
             self.sender.unused = step.unused if self._used_at_first is None else self._unused_at_first
-            if rpc_context.is_used():
-                stored = rpc_context.is_stored_in(step.context, self.parameters[index])
+            if rpc_context.uses_rpc():
+                stored = rpc_context.is_stored_in_context(step.context, self.parameters[index])
                 step.missed_context = stored is None and step.context is None
                 step.in_context = step.deferred = bool(stored)
             for chunk in self.counter.settle(sorted(step.unused)):

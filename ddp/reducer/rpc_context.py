@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _rpc_is_used: Callable[[], bool] = torch_api.get(torch_names.RPC_IS_USED) if is_available() else bool
 
 
-def is_used() -> bool:
+def uses_rpc() -> bool:
     """Whether the script has started RPC."""
     return _rpc_is_used()
 
 
-def current() -> int | None:
+def current_context() -> int | None:
     """Return the context of this thread, or None."""
     if not _rpc_is_used():
         return None
@@ -40,19 +40,19 @@ def current() -> int | None:
         return None
 
 
-def _gradients(context: int) -> dict[torch.Tensor, torch.Tensor]:
+def _gradients_of_context(context: int) -> dict[torch.Tensor, torch.Tensor]:
     try:
         return get_gradients(context)
     except RuntimeError:  # the context has ended
         return {}
 
 
-def is_stored_in(context: int | None, parameter: torch.Tensor) -> bool | None:
+def is_stored_in_context(context: int | None, parameter: torch.Tensor) -> bool | None:
     """Whether the context has the gradient that was computed for this parameter, and not its `.grad`.
 
     None: neither has it, so it is in a context in which the forward did not run.
     """
-    if context is not None and parameter in _gradients(context):
+    if context is not None and parameter in _gradients_of_context(context):
         return True
     return None if parameter.grad is None else False
 
@@ -64,15 +64,15 @@ def in_place_of_grad(context: int, parameters: Sequence[torch.Tensor]) -> Iterat
     Yields the parameters with a gradient on other ranks only.
     """
     without: list[int] = []
-    held = _gradients(context)
+    held = _gradients_of_context(context)
     own = [parameter.grad for parameter in parameters]
     gradients = [held.get(parameter) for parameter in parameters]
     try:
-        _place(parameters, gradients)
+        _place_gradients(parameters, gradients)
         yield without
         averages = [parameter.grad for parameter in parameters]
     finally:
-        _place(parameters, own)
+        _place_gradients(parameters, own)
     for i, (gradient, average) in enumerate(zip(gradients, averages, strict=True)):
         if gradient is None and average is not None:
             without.append(i)
@@ -81,6 +81,6 @@ def in_place_of_grad(context: int, parameters: Sequence[torch.Tensor]) -> Iterat
                 gradient.copy_(average)
 
 
-def _place(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+def _place_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient

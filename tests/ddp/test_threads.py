@@ -76,7 +76,7 @@ def test_threads_that_race_launch_full_buckets_in_order(
 ) -> None:
     """Four threads, buckets of three parameters whose gradients arrive on any of them."""
     if counter == "python":
-        monkeypatch.setattr(arrivals, "new", arrivals.PythonArrivals)
+        monkeypatch.setattr(arrivals, "new_counter", arrivals.PythonArrivals)
     group, count = FakeGroup(), 60
     parameters = parameters_of([1] * count)
     reducer = reducer_of(parameters, group, bucket_bytes=3 * FOUR_BYTES, as_views=as_views)
