@@ -1,7 +1,7 @@
 """The reducer: averages the gradients of a model's backward, when torch's reducer would, and only then.
 
 The way of a gradient, from top to bottom of this file. A forward of the wrapper that is to be averaged arms the counter
-of the hooks (`prepare_for_backward`). Each gradient is counted in C (`arrivals`). The first one begins the step
+of the hooks (`prepare_for_backward`). Each gradient is counted in C (`Arrivals`). The first one begins the step
 (`_begin`). The last one of a chunk lets the chunk be gathered into its bucket (`_chunk_complete`), and the bucket be
 launched, if all buckets before it in the plan are (`_launch_full`). After the last bucket is launched, the end of the
 running backward waits for all of them and stores the averages in `.grad` (`_finalize`).
@@ -21,25 +21,270 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 import torch
+from torch.autograd.profiler import record_function
+from torch.distributed.autograd import get_gradients, is_available
 
-from ddp.reducer import agreement, arrivals, errors, extensions, plan, rpc_context, streams
+from ddp.reducer import agreement, errors, extensions, plan, streams
 from ddp.reducer.bucket_sender import BucketSender
-from ddp.reducer.gradient_hooks import GradientHooks, weakly, weakly_with, when_it_ends
+from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
+from ddp.reducer.host_copy import HostCopy, to_device
 from ddp.reducer.logging_data import Stopwatch
-from ddp.reducer.unused import GraphSearch, Usage, UsedMembers
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.distributed import ProcessGroup
 
     from ddp.reducer.bucket_sender import BucketOperations, Settings
     from ddp.reducer.logging_data import Log
 
+    Call = Callable[[int], None]
+
 _log = logging.getLogger("ddp")
 _living: weakref.WeakSet[Reducer] = weakref.WeakSet()
+
+
+# --- hooks: a gradient has been added to `.grad` ---------------------------------------------------
+#
+# The hooks are on the accumulator nodes of the autograd graph, as in torch. The script's own hooks on a parameter or
+# its gradient therefore run earlier.
+#
+# The engine owns the hooks, and the garbage collector does not see references through the engine. The hooks therefore
+# hold weak references to their listeners, and `GradientHooks` removes them when it is deleted.
+
+_engine = torch_api.get(torch_names.ENGINE)
+
+
+class GradientHooks:
+    """The hooks of one reducer, one on each parameter."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], arrivals: Arrivals) -> None:
+        self._handles: list[Any] = []  # first: it is deleted too if a parameter cannot have a hook
+        # Keep the nodes alive: a node lives only while it is referenced, and its hooks are lost with it.
+        self.accumulators = [accumulator(parameter) for parameter in parameters]
+        self._callbacks = [arrivals.hook(i, each) for i, each in enumerate(parameters)]
+        self._handles = [
+            node.register_hook(call) for node, call in zip(self.accumulators, self._callbacks, strict=True)
+        ]
+
+    def report(self, index: int) -> None:
+        """Report a gradient in place of a hook."""
+        self._callbacks[index]()
+
+    def __del__(self) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def when_it_ends(callback: Callable[[], None]) -> None:
+    """Call `callback` when the current backward ends without an error. `backward()` raises what `callback` raises."""
+    _engine.queue_callback(callback)
+
+
+def weakly(method: Callable[..., None], *arguments: Any) -> Callable[..., None]:
+    """Return a function that calls `method(*arguments)` while its object exists. It ignores its own arguments."""
+    call_method = weakly_with(method)
+
+    def call(*_ignored: Any) -> None:
+        call_method(*arguments)
+
+    return call
+
+
+def weakly_with(method: Any) -> Callable[..., None]:
+    """Return a function that calls a bound method with its arguments while the method's object exists."""
+    # Faster than weakref.WeakMethod, which makes a bound method for every call.
+    owner, function = ref(method.__self__), method.__func__
+
+    def call(*arguments: Any) -> None:  # a hook must return None: any other value would replace the gradients
+        if (living := owner()) is not None:
+            function(living, *arguments)
+
+    return call
+
+
+# --- count them ------------------------------------------------------------------------------------
+#
+# A call of Python costs more than the arrival of a small gradient, so a hook only counts. The counter is armed in the
+# forward of a step that is averaged, and disarmed when the averages are there. While it is armed, a hook calls
+#
+#     begin(index)            for the first gradient
+#     chunk_complete(chunk)   for the last gradient that a chunk waits for
+#     surplus(index)          for a gradient that is not expected any more
+#
+# While it is not armed, a hook calls `local(index)` if `watch` asked for that, otherwise nothing: the gradient stays on
+# this rank. Neither the thread nor the backward that computes a gradient makes a difference.
+#
+# The class exists twice: here, and compiled (`_core/arrivals.c`), which takes a sixth of the time.
+
+# The expected number of gradients if it is not known yet. Then the order is that of first gradients.
+ANY_NUMBER = 0x7FFFFFFE
+
+
+class Arrivals(Protocol):
+    """Counts the gradients of a step."""
+
+    def hook(self, index: int, parameter: Any) -> Callable[..., None]:
+        """Return the hook of a parameter."""
+        ...
+
+    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int, exact: bool) -> None:
+        """Set how often the gradient of each parameter arrives in a step, and its chunk. Disarm the counter.
+
+        `exact`: also while it is not armed, count parameters as used only if they have a gradient.
+        """
+        ...
+
+    def arm(self) -> None:
+        """Count from zero."""
+        ...
+
+    def settle(self, indices: list[int]) -> list[int]:
+        """Do not wait for the gradients of these parameters. Return the chunks that are complete now."""
+        ...
+
+    def disarm(self) -> list[int]:
+        """Stop counting. Return the parameters in the order in which their last expected gradient arrived."""
+        ...
+
+    def left(self) -> list[int]:
+        """Return how many gradients of each parameter have not arrived."""
+        ...
+
+    def take_used(self) -> list[int]:
+        """Return 1 for each parameter with a gradient since the last call, armed or not."""
+        ...
+
+    def watch(self, wanted: bool) -> None:
+        """Set whether gradients are reported that arrive while the counter is not armed."""
+        ...
+
+
+class PythonArrivals:
+    """The counter in Python: used without the compiled one, and the tests compare both."""
+
+    def __init__(self, begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> None:
+        self._calls = begin, chunk_complete, surplus, local
+        self._lock = threading.Lock()
+        self._armed = self._begun = self._watched = self._exact = False
+        self._expected: list[int] = []
+        self._chunk_of: list[int] = []
+        self._members: list[int] = []
+        self._left: list[int] = []
+        self._waiting: list[int] = []
+        self._order: list[int] = []
+        self._used: list[int] = []
+
+    def hook(self, index: int, parameter: Any) -> Callable[..., None]:
+        begin, chunk_complete, surplus, local = self._calls
+
+        def call(*_ignored: Any) -> None:
+            with self._lock:
+                if index >= len(self._expected):
+                    return
+                if self._exact and not self._armed and parameter.grad is None:
+                    return
+                self._used[index] = 1
+                armed, first = self._armed, not self._begun
+                self._begun |= armed
+            if not armed:
+                if self._watched:
+                    local(index)
+                return
+            if first:
+                begin(index)
+            arrived, chunk = self._count(index)
+            if not arrived:
+                surplus(index)
+            elif chunk is not None:
+                chunk_complete(chunk)
+
+        return call
+
+    def _count(self, index: int) -> tuple[bool, int | None]:
+        """Return whether the gradient was expected, and the chunk that it completes."""
+        with self._lock:
+            if not self._armed:
+                return True, None
+            if self._left[index] <= 0:
+                return False, None
+            self._left[index] -= 1
+            left = self._left[index]
+            if not left or left == ANY_NUMBER - 1:
+                self._order.append(index)
+            if left:
+                return True, None
+            chunk = self._chunk_of[index]
+            self._waiting[chunk] -= 1
+            return True, None if self._waiting[chunk] else chunk
+
+    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int, exact: bool) -> None:
+        with self._lock:
+            self._exact = exact
+            if len(self._used) != len(expected):
+                self._used = [0] * len(expected)
+            self._expected, self._chunk_of, self._armed = list(expected), list(chunk_of), False
+            self._left, self._order, self._waiting = [0] * len(expected), [], [0] * n_chunks
+            self._members = [0] * n_chunks
+            for chunk in chunk_of:
+                self._members[chunk] += 1
+
+    def arm(self) -> None:
+        with self._lock:
+            self._left, self._waiting, self._order = list(self._expected), list(self._members), []
+            self._armed, self._begun = True, False
+
+    def settle(self, indices: Sequence[int]) -> list[int]:
+        complete = []
+        with self._lock:
+            for index in indices:
+                self._left[index] = 0
+                chunk = self._chunk_of[index]
+                self._waiting[chunk] -= 1
+                if not self._waiting[chunk]:
+                    complete.append(chunk)
+        return complete
+
+    def disarm(self) -> list[int]:
+        with self._lock:
+            self._armed = False
+            return list(self._order)
+
+    def left(self) -> list[int]:
+        return list(self._left)
+
+    def take_used(self) -> list[int]:
+        with self._lock:
+            used, self._used = self._used, [0] * len(self._used)
+            return used
+
+    def watch(self, wanted: bool) -> None:
+        self._watched = wanted
+
+
+def new_counter(begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> Arrivals:
+    """Return a counter: the compiled one if it is installed."""
+    try:
+        kind = import_module("ddp.reducer._arrivals").Arrivals
+    except ImportError:
+        kind = PythonArrivals
+    counter: Arrivals = kind(begin, chunk_complete, surplus, local)
+    return counter
+
+
+# --- a step, from its forward to its averages ------------------------------------------------------
 
 
 @dataclass
@@ -79,7 +324,7 @@ class Reducer:
         self.operations: BucketOperations = self.sender  # or an observer in front of it
         self.stopwatch = Stopwatch(self.sender.device)
         self.lock = threading.RLock()  # a launch may run code that calls another hook
-        self.counter = arrivals.new_counter(
+        self.counter = new_counter(
             *map(weakly_with, (self._begin, self._chunk_complete, self._surplus, self._stays_local))
         )
         self.hooks = GradientHooks(self.parameters, self.counter)
@@ -127,7 +372,7 @@ class Reducer:
                 chunk_of[member] = number
         expected = [1] * len(self.parameters)
         if self.static_graph:
-            expected = self._expected or [arrivals.ANY_NUMBER] * len(self.parameters)
+            expected = self._expected or [ANY_NUMBER] * len(self.parameters)
         self.counter.plan(expected, chunk_of, len(self.chunks), self.exchanges_used)
 
     @property
@@ -189,7 +434,7 @@ class Reducer:
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """After a forward: average the gradients of the next backward."""
         n = len(self.sender.plan.buckets)
-        self.step = step = Step([0] * n, [None] * n, context=rpc_context.current_context())
+        self.step = step = Step([0] * n, [None] * n, context=current_context())
         for chunk in self.chunks:
             step.waiting[chunk.bucket] += 1
         if self.looks_for_unused:
@@ -214,8 +459,8 @@ class Reducer:
                 return
             step.begun = True
             self.sender.unused = step.unused if self._used_at_first is None else self._unused_at_first
-            if rpc_context.uses_rpc():
-                stored = rpc_context.is_stored_in_context(step.context, self.parameters[index])
+            if uses_rpc():
+                stored = is_stored_in_context(step.context, self.parameters[index])
                 step.missed_context = stored is None and step.context is None
                 step.in_context = step.deferred = bool(stored)
             for chunk in self.counter.settle(sorted(step.unused)):
@@ -281,7 +526,7 @@ class Reducer:
         if step is None:
             raise self.record_error(errors.static_graph_began_locally(self.rank))
         step.begun = step.deferred = True
-        counts = [arrivals.ANY_NUMBER - left for left in self.counter.left()]
+        counts = [ANY_NUMBER - left for left in self.counter.left()]
         step.unused = self.sender.unused = frozenset(i for i, count in enumerate(counts) if not count)
         self._finalize()
         if not any(counts):  # autograd.grad: torch averages what there is, and no later backward
@@ -310,7 +555,7 @@ class Reducer:
         without: list[int] = []
         try:
             if step.in_context and step.context is not None:
-                with rpc_context.in_place_of_grad(step.context, self.parameters) as without:
+                with in_place_of_grad(step.context, self.parameters) as without:
                     self._store_averages(step)
             else:
                 self._store_averages(step)
@@ -401,3 +646,185 @@ class Reducer:
         """Start tuning the bucket size, instead of using the configured one."""
         if extensions.start_tuner is not None:
             self.tuner = extensions.start_tuner(self)
+
+
+# --- which parameters are used ---------------------------------------------------------------------
+#
+# Those that a backward from given outputs cannot reach, and those that any rank used.
+#
+# With `find_unused_parameters`, and in the first step of a static graph, the ranks exchange which parameters they used
+# (`Usage`). Otherwise every parameter counts as used.
+
+
+class GraphSearch:
+    """Searches the graph of each forward for parameters that its backward cannot reach."""
+
+    def __init__(self, accumulators: Sequence[Any]) -> None:
+        self._accumulators = accumulators
+        self._warned = False
+
+    def unused(self, outputs: Sequence[torch.Tensor]) -> frozenset[int]:
+        with record_function("torch.distributed.ddp.reducer::search_unused_parameters"):
+            unused = unreachable(outputs, self._accumulators)
+        if not unused and not self._warned:
+            self._warned = True
+            _log.warning(
+                "find_unused_parameters=True is set, but this forward used all parameters. The search for unused "
+                "parameters costs time in each step. If every forward uses all parameters, remove it."
+            )
+        return unused
+
+
+def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int]:
+    """Return the indices of the accumulators that the autograd graph does not reach from the outputs."""
+    sought = {accumulator: i for i, accumulator in enumerate(accumulators)}
+    missing = set(range(len(accumulators)))
+    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    while stack and missing:
+        node = stack.pop()
+        index = sought.get(node)
+        if index is not None:
+            missing.discard(index)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return frozenset(missing)
+
+
+def accumulator(parameter: torch.Tensor) -> Any:
+    """Return the node of the autograd graph that adds to `.grad`. Each parameter has one."""
+    with torch.enable_grad():
+        return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+class Usage:
+    """Which parameters any rank used in one backward. Reading that waits for the device, so it is read only if needed.
+
+    A rank knows about the parameters that it used itself. About the others it has to read the sum over all ranks.
+    """
+
+    def __init__(self, used_here: Sequence[int], group: ProcessGroup, device: torch.device) -> None:
+        self._used_here = used_here
+        self.counts = to_device(torch.tensor(used_here, dtype=torch.int32), device)
+        self._work: Any = start_sum(group, self.counts)
+        self._copy: HostCopy | None = None
+        self._used_anywhere: Sequence[int] | None = None
+
+    def wait(self) -> None:
+        """Wait for the sum as for a bucket: on an accelerator the device waits, not the host."""
+        if self._work is not None:
+            self._work.wait(GROUP_TIMEOUT)
+            self._work = None
+            if not all(self._used_here):
+                self._copy = HostCopy(self.counts)
+
+    @property
+    def unused_here(self) -> frozenset[int]:
+        return frozenset(i for i, used in enumerate(self._used_here) if not used)
+
+    def was_used_here(self, index: int) -> bool:
+        return bool(self._used_here[index])
+
+    def __getitem__(self, index: int) -> bool:
+        if self._used_here[index]:
+            return True
+        if self._used_anywhere is None:
+            self.wait()
+            assert self._copy is not None
+            self._used_anywhere, self._copy = self._copy.read(), None
+        return bool(self._used_anywhere[index])
+
+
+class UsedMembers:
+    """The members of one bucket that any rank used. Only their `.grad` receives the average."""
+
+    def __init__(self, members: Sequence[int], usage: Usage | None, *, sent: bool) -> None:
+        """`members`: the parameter indices of the bucket. `sent`: whether the ranks averaged the bucket."""
+        self._members, self._usage, self._sent = members, usage, sent
+
+    def __call__(self, member: int, average: torch.Tensor) -> bool:
+        return self._sent and (self._usage is None or self._usage[self._members[member]])
+
+    def includes_all(self, members: Sequence[int]) -> bool:
+        usage = self._usage
+        return self._sent and (
+            usage is None or all(usage.was_used_here(self._members[member]) for member in members)
+        )
+
+
+# --- gradients of a distributed backward (RPC) -----------------------------------------------------
+#
+# A torch.distributed.autograd context holds them instead of `.grad`.
+#
+# `dist_autograd.backward(context_id, ...)` adds a gradient to its context, then calls the same hooks as a local
+# backward. Python can read the gradients of a context. It gets the tensors themselves, so averaging them in place
+# averages them in the context. At the end of such a backward, the reducer therefore puts the context's gradients into
+# `.grad`, lets the buckets be sent, and restores the script's own `.grad`.
+#
+# Hooks run on torch's threads, where the context is not set. The forward records the context, so the forward must also
+# run in the context.
+
+_rpc_is_used: Callable[[], bool] = torch_api.get(torch_names.RPC_IS_USED) if is_available() else bool
+
+
+def uses_rpc() -> bool:
+    """Whether the script has started RPC."""
+    return _rpc_is_used()
+
+
+def current_context() -> int | None:
+    """Return the context of this thread, or None."""
+    if not _rpc_is_used():
+        return None
+    try:
+        return torch_api.rpc_context_id()
+    except RuntimeError:  # the script uses RPC, but this forward runs outside a context
+        return None
+
+
+def _gradients_of_context(context: int) -> dict[torch.Tensor, torch.Tensor]:
+    try:
+        return get_gradients(context)
+    except RuntimeError:  # the context has ended
+        return {}
+
+
+def is_stored_in_context(context: int | None, parameter: torch.Tensor) -> bool | None:
+    """Whether the context has the gradient that was computed for this parameter, and not its `.grad`.
+
+    None: neither has it, so it is in a context in which the forward did not run.
+    """
+    if context is not None and parameter in _gradients_of_context(context):
+        return True
+    return None if parameter.grad is None else False
+
+
+@contextmanager
+def in_place_of_grad(context: int, parameters: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """Move the context's gradients to `.grad` inside the block.
+
+    Yields the parameters with a gradient on other ranks only.
+    """
+    without: list[int] = []
+    held = _gradients_of_context(context)
+    own = [parameter.grad for parameter in parameters]
+    gradients = [held.get(parameter) for parameter in parameters]
+    try:
+        _place_gradients(parameters, gradients)
+        yield without
+        averages = [parameter.grad for parameter in parameters]
+    finally:
+        _place_gradients(parameters, own)
+    for i, (gradient, average) in enumerate(zip(gradients, averages, strict=True)):
+        if gradient is None and average is not None:
+            without.append(i)
+        elif gradient is not average and gradient is not None and average is not None:
+            with torch.no_grad():
+                gradient.copy_(average)
+
+
+def _place_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient

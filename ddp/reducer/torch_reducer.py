@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.groups import successors, wrappers
 from ddp.reducer import errors
-from ddp.reducer.fresh_start import start_anew
 from ddp.reducer.reducer import Reducer
 from ddp.telemetry import torch_names
 from ddp.telemetry.coded import WrongType, WrongUse
@@ -210,3 +211,37 @@ def reducer_of(model: object, function: str) -> Reducer:
     if getattr(model, torch_names.PYTHON_REDUCER.name, False):
         raise WrongUse(errors.without_reducer(function))
     return reducer.core
+
+
+# --- start anew ------------------------------------------------------------------------------------
+#
+# A wrapped model of ours returns to the state after its construction, with groups that were formed anew.
+#
+# A replacement has constructed its model just now. All ranks must have the same plan of buckets, so the survivors
+# return to the first plan as well. The reducer stays the same object: the diagnostics and the optimizer hold it.
+
+
+def renew_wrapper(wrapper: Any) -> None:
+    """Let a `DistributedDataParallel` of ours start anew. CannotReform: the state of its hook cannot."""
+    core: Reducer = wrapper.reducer.core
+    groups = tuple(successors.of(group) for group in core.settings.groups)
+    if wrapper.__dict__.get("_groups"):
+        wrapper.__dict__["_groups"] = groups
+    wrapper.process_group = groups[0]
+    start_anew(core, groups)
+    wrapper._has_rebuilt_buckets = False
+    wrapper._static_graph_delay_allreduce_enqueued = (
+        False  # by which torch averages the first step at its end
+    )
+    wrapper.__dict__["_delayed_is_sent"] = False
+    if wrapper._delay_grad_buffer is not None:
+        wrapper._delay_grad_buffer.zero_()
+    for _hook, state in wrapper._comm_hooks:
+        wrappers.renew_hook_state(state)
+
+
+def start_anew(reducer: Reducer, groups: Sequence[ProcessGroup]) -> None:
+    """Forget the last backward and everything that was observed, and use these groups."""
+    reducer.settings = replace(reducer.settings, groups=tuple(groups))
+    reducer.sender.start_anew(reducer.settings)
+    reducer.start_over()

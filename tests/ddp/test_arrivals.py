@@ -14,10 +14,8 @@ from fake_group import FakeGroup, begin_backward, give_gradient, parameters_of, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.reducer import arrivals
-from ddp.reducer.arrivals import PythonArrivals
-from ddp.reducer.gradient_hooks import GradientHooks
-from ddp.reducer.reducer import Reducer
+from ddp.reducer import reducer as under_test
+from ddp.reducer.reducer import GradientHooks, PythonArrivals, Reducer, new_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +130,7 @@ def test_the_compiled_counter_refuses_numbers_that_do_not_fit() -> None:
 def test_a_counter_keeps_its_reducer_neither_alive_nor_in_a_cycle(
     kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "new_counter", kind)
+    monkeypatch.setattr(under_test, "new_counter", kind)
     reducer = reducer_of(parameters_of([1, 1]), FakeGroup(), bucket_bytes=4)
     hook, gone = reducer.counter.hook(0, None), weakref.ref(reducer)
     del reducer
@@ -145,7 +143,7 @@ def test_a_counter_keeps_its_reducer_neither_alive_nor_in_a_cycle(
 def test_the_reducer_is_called_once_per_chunk(
     kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "new_counter", kind)
+    monkeypatch.setattr(under_test, "new_counter", kind)
     calls: list[int] = []
     complete = Reducer._chunk_complete
     monkeypatch.setattr(Reducer, "_chunk_complete", lambda self, i: (calls.append(i), complete(self, i))[1])
@@ -170,7 +168,7 @@ def test_the_reducer_is_called_once_per_chunk(
 def test_a_second_gradient_of_a_parameter_is_refused(
     kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "new_counter", kind)
+    monkeypatch.setattr(under_test, "new_counter", kind)
     reducer = reducer_of(parameters_of([1, 1, 1]), FakeGroup(), bucket_bytes=8)
     begin_backward(reducer)
     give_gradient(reducer, 0, 1.0)
@@ -182,7 +180,7 @@ def test_a_second_gradient_of_a_parameter_is_refused(
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_hooks_that_could_not_be_made_are_deleted_without_an_error() -> None:
     frozen = torch.zeros(1)
-    counter = arrivals.new_counter(*[lambda _index: None] * 4)
+    counter = new_counter(*[lambda _index: None] * 4)
     with pytest.raises(AttributeError, match="next_functions"):
         GradientHooks([frozen], counter)
     gc.collect()

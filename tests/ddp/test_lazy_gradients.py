@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp.reducer.bucket import InPlaceBucket
-from ddp.reducer.unused import UsedMembers
+from ddp.reducer.reducer import UsedMembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

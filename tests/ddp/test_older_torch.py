@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from ddp import DistributedDataParallel
-from ddp.reducer import arguments as of_wrapper
+from ddp.reducer import module as of_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

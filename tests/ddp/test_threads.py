@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_group import FakeGroup, begin_backward, give_gradient, parameters_of, reducer_of
 
-from ddp.reducer import arrivals
+from ddp.reducer import reducer as under_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def test_threads_that_race_launch_full_buckets_in_order(
 ) -> None:
     """Four threads, buckets of three parameters whose gradients arrive on any of them."""
     if counter == "python":
-        monkeypatch.setattr(arrivals, "new_counter", arrivals.PythonArrivals)
+        monkeypatch.setattr(under_test, "new_counter", under_test.PythonArrivals)
     group, count = FakeGroup(), 60
     parameters = parameters_of([1] * count)
     reducer = reducer_of(parameters, group, bucket_bytes=3 * FOUR_BYTES, as_views=as_views)

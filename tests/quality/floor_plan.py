@@ -295,9 +295,10 @@ MAY_PRINT = {"launcher.cli"}
 # a pure core below a shell and a module that is imported late have one, the others are listed here with theirs.
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
+    "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
 }
 # How many there are without a reason, and how many circles of modules. Both numbers may only fall.
-MOST_CHAPTERS = 73
+MOST_CHAPTERS = 66
 MOST_CIRCLES = 7
 WITHOUT_CIRCLES: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-/* Counts gradients in hooks. ddp/reducer/arrivals.py describes the rules and has the same class in Python.
+/* Counts gradients in hooks. ddp/reducer/reducer.py describes the rules and has the same class in Python.
  *
  * The GIL makes each call atomic: nothing here releases it between reading and writing the state. A call into Python
  * is the last thing that a hook does, except for `begin`, after which the state is read anew. */
