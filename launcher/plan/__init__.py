@@ -11,5 +11,5 @@ any number of ranks:
 - All ranks wait for the slowest one. With more ranks, the slowest one is slower (`stragglers`).
 - Failures and checkpoints cost time between the steps (`failures`).
 
-All of this is pure. `simulation` plays the same job message by message. It is slower, and checks the formulas.
+All of this is pure. A test plays the same job message by message, and checks the formulas with it.
 """

@@ -8,11 +8,11 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
+from played_step import play_ring, play_step
 
 from launcher.plan import command, step_model, table
 from launcher.plan.prediction import FailureModel, Question, goodput, predict
 from launcher.plan.profile import BadProfile, Gradient, Profile, from_text, merged, to_text
-from launcher.plan.simulation import play_ring, play_step
 from launcher.plan.step_model import (
     GLOO,
     HIER,

@@ -38,7 +38,7 @@ CORE = {
         *within("preflight", "checkup link_plan "),
         *within(
             "plan",
-            "prediction profile simulation step_model table ",
+            "prediction profile step_model table",
         ),
         *within("ranks", "affinity worker_env"),
         *within("sources", "findings "),
