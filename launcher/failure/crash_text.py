@@ -22,6 +22,7 @@ MAX_LINES = 40
 MAX_LINE_CHARS = 600
 MAX_MESSAGE_LINES = 60
 MAX_SHOWN_MESSAGE_LINES = 12
+LAST_LINES = "last lines on stderr, which may show why:"
 _JOINTS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -161,6 +162,16 @@ def last_raised(lines: list[str]) -> Crash | None:
 def said_in(lines: list[str]) -> list[str]:
     """The lines without those that torch and the interpreter print at their end."""
     return [line for line in lines if line and not re.match(_AFTER_AN_END, line)]
+
+
+def last_lines(lines: list[str]) -> str:
+    """What a rank that left by itself has printed last: a long message, an exception that it has handled."""
+    said = said_in(lines)
+    if not said:
+        return ""
+    end = len(lines) - lines[::-1].index(said[-1])
+    shown = [line for line in lines[:end] if line][-MAX_LINES:]
+    return "\n".join((LAST_LINES, *shown))
 
 
 def last_native(lines: list[str]) -> Crash | None:

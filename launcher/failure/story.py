@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
-from launcher.failure.crash_text import GROUP_HEADER, clean_lines
+from launcher.failure.crash_text import GROUP_HEADER, LAST_LINES, clean_lines
 from launcher.failure.verdict import signal_name
 from launcher.output.lines import TRACEBACK_HEADER, printable
 from rendezvous.values.cause_text import described
@@ -226,7 +226,9 @@ def _cause_json(cause: Cause) -> dict[str, object]:
 
 def _traceback_rows(traceback: str, inner: int) -> list[str]:
     lines = clean_lines(traceback.rstrip())
-    if any(line.strip() == GROUP_HEADER for line in lines) or TRACEBACK_HEADER not in lines:
+    if lines[0] == LAST_LINES:
+        kept = [LAST_LINES, *lines[1:][-(_TRACEBACK_LINES - 1) :]]
+    elif any(line.strip() == GROUP_HEADER for line in lines) or TRACEBACK_HEADER not in lines:
         kept = _shortened(lines)
     else:
         last = len(lines) - 1 - lines[::-1].index(TRACEBACK_HEADER)

@@ -77,6 +77,8 @@ _REACH = (
     "ncclsystemerror",
     "unhandled system error",
 )
+# Of descriptors of this process: the script has closed those of a library, or opened too many.
+_OF_DESCRIPTORS = ("bad file descriptor", "too many open files")
 # Phrases that only these libraries use, about a lost peer.
 _PEER_GONE = (
     "gloo/transport",
@@ -139,6 +141,8 @@ _HINTS = (
         "expected to have finished reduction",
         "some parameters got no gradient: set find_unused_parameters=True",
     ),
+    ("bad file descriptor", "the script closed a descriptor of a library, for example with os.closerange"),
+    ("too many open files", "raise the limit of open files, for example with ulimit -n 65536"),
     ("invalid device ordinal", "this node has more ranks than visible GPUs: use a smaller --nproc-per-node"),
     ("name or service not known", "this node cannot resolve that host name: check /etc/hosts or DNS"),
     ("trying to connect", "check from this node that the host is up and that the firewall opens its port"),
@@ -167,6 +171,8 @@ def _library_class(raised: Raised, words: str) -> FailureClass:
     known = device_symptoms.symptom(words) if in_collective or _any(words, _OF_DEVICES) else None
     if known is not None:
         return known.failure
+    if _any(words, _OF_DESCRIPTORS):
+        return FailureClass.USER_EXCEPTION
     if _any(words, _REACH) and (in_collective or _any(words, ("gloo", "nccl", "c10d", "socket"))):
         return FailureClass.NETWORK
     if _any(words, _PEER_GONE) or (in_collective and _any(words, _PEER_GONE_IN_COLLECTIVE)):

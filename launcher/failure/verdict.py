@@ -28,6 +28,7 @@ from launcher.failure.crash_text import (
     Raised,
     bounded,
     clean_lines,
+    last_lines,
     last_native,
     last_raised,
     said_in,
@@ -384,4 +385,5 @@ def _plain_exit(end: RankEnd, code: int, lines: list[str]) -> _Account:
     }
     last = next(reversed(said_in(lines)), "")
     printed = f' (last line on stderr: "{last[:200]}")' if last and code == 1 else ""
-    return _Account(FailureClass.EXIT_CODE, f"exit code {code}{printed}", hint=hints.get(code, ""))
+    text = "" if printed and [line for line in lines if line] == [last] else last_lines(lines)
+    return _Account(FailureClass.EXIT_CODE, f"exit code {code}{printed}", text, hints.get(code, ""))

@@ -340,8 +340,36 @@ def test_an_exception_that_the_script_has_handled_is_not_its_end(uncaught: bool 
     cause = ended(1, text + "no checkpoint found in /data\n", uncaught=uncaught)
     assert cause.failure is C.EXIT_CODE
     assert cause.reason == 'exit code 1 (last line on stderr: "no checkpoint found in /data")'
-    assert not cause.traceback
+    assert cause.traceback.startswith("last lines on stderr, which may show why:\n")
+    assert cause.traceback.endswith("\nno checkpoint found in /data")
     assert not cause.hint
+
+
+def test_what_a_script_says_before_it_leaves_is_shown_and_is_not_called_the_cause() -> None:
+    usage = "cannot start:\n  no data in /data\n  no checkpoint\n\nuse --data\n"
+    leak = "[W1128 10:00:00.0 ProcessGroupGloo.cpp:1] Warning: destroy_process_group() was not called\n"
+    said = ended(1, usage + leak, uncaught=False)
+    assert said.reason == 'exit code 1 (last line on stderr: "use --data")'
+    assert said.traceback.splitlines()[1:] == [line for line in usage.splitlines() if line]
+    handled = traceback("KeyError: 'lr'")
+    for code in (1, 3):
+        cause = ended(code, handled, uncaught=False)
+        assert cause.failure is C.EXIT_CODE
+        assert cause.traceback.splitlines()[1:] == handled.splitlines()
+    assert not ended(1, "no config\n", uncaught=False).traceback, "the headline has it"
+    many = ended(1, STEPS, uncaught=False).traceback.splitlines()
+    assert (len(many), many[-1]) == (41, "step 299")
+
+
+def test_an_error_of_descriptors_is_not_a_lost_peer() -> None:
+    gloo = "[enforce fail at gloo/transport/tcp/loop.cc:174] rv != -1. -1 vs -1. epoll_ctl: "
+    for error in ("Bad file descriptor", "Too many open files"):
+        thrown = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {gloo}{error}\n"
+        cause = ended(None, thrown, signal=6)
+        assert cause.failure is C.USER_EXCEPTION
+        assert error in cause.reason
+        assert cause.hint
+        assert ended(1, traceback(f"RuntimeError: {gloo}{error}")).failure is C.USER_EXCEPTION
 
 
 def test_the_last_traceback_of_a_script_that_leaves_by_itself_has_no_class() -> None:
