@@ -46,6 +46,7 @@ class Bare(nn.Module):
         shapes = {
             "bare": (WIDTH,),
             "scale": (WIDTH,),
+            "sign": (WIDTH,),
             "scalar": (),
             "big": (4000, WIDTH),
             "column": (5, WIDTH),
@@ -90,6 +91,17 @@ class Words(nn.Module):
         rows = torch.arange(x.shape[0]) % 4
         # Scaled, so that a sparse gradient has values of its own: torch's class divides also what shares them.
         return x + self.table(rows) * 0.5
+
+
+class Picture(nn.Module):
+    """A convolution whose weight, and so its gradient, is stored with the channels last."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 2, 2, dtype=dtype).to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(nn.functional.pad(x.view(-1, 2, 1, 2), (0, 1, 0, 1))).reshape(x.shape)
 
 
 class Net(nn.Module):
@@ -174,4 +186,6 @@ def _untied(layer: Layer, dtype: torch.dtype) -> nn.Module:
         return Count()
     if layer.kind == "embedding":
         return Words(dtype, layer.sparse)
+    if layer.kind == "picture":
+        return Picture(dtype)
     return Bare(layer.kind, dtype)

@@ -97,7 +97,7 @@ def _options(dice: random.Random) -> dict[str, Any]:
 def _layers(dice: random.Random, dtype: str, sparse: bool) -> tuple[Layer, ...]:
     kinds = ["linear"] * 4 + ["bare", "scale", "scalar", "column", "count", "sign"]
     kinds += [] if dtype == "complex64" else ["embedding", "embedding"]
-    kinds += ["norm", "norm", "big"] if dtype in ("float32", "float64") else []
+    kinds += ["norm", "norm", "big", "picture"] if dtype in ("float32", "float64") else []
     layers = [Layer("linear")]
     for i in range(dice.randint(1, 6)):
         kind = dice.choice(kinds)
@@ -171,6 +171,10 @@ def _step(dice: random.Random, program: Program) -> Op:
         op["checkpoint"] = "reentrant" if reentrant else "plain"
     if dice.random() < 0.15:
         op["thread"] = True
+    if dice.random() < 0.08:
+        op["elsewhere"] = True
+    if program.wrappers > 1 and dice.random() < 0.2:
+        op["between"] = True
     if dice.random() < 0.3:
         op["form"] = dice.choice(["tuple", "dict", "object", "partly"])
     if dice.random() < 0.15:

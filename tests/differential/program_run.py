@@ -139,6 +139,8 @@ class Run:
                 for batch in batches:
                     batch.requires_grad_(bool(op.get("input")) or op.get("checkpoint") == "reentrant")
                 losses = [self._forward(wrapped, op, batch) for batch in batches]
+            if op.get("between"):
+                self._train_another(wrapped)
             with self._frozen(net, op), ExitStack() as stack:
                 for _ in range(_depth(local, "backward")):
                     stack.enter_context(wrapped.no_sync())
@@ -146,6 +148,13 @@ class Run:
         for i, (loss, batch) in enumerate(zip(losses, batches, strict=True)):
             self.seen[f"loss {i}"] = bits(loss)
             self.seen[f"input {i}"] = bits(batch.grad)
+
+    def _train_another(self, wrapped: Any) -> None:
+        """A whole step of the other wrapper, between a forward and its backward."""
+        other = next(each for each in self.wrapped if each is not wrapped)
+        other_batch = self._batch().requires_grad_()
+        self._forward(other, {}, other_batch).backward()
+        self.seen["input between"] = bits(other_batch.grad)
 
     @contextmanager
     def _frozen(self, net: Net, op: Op) -> Iterator[None]:
@@ -177,7 +186,10 @@ class Run:
             for parameter in list(net.parameters())[:2]:
                 self.seen[f"between {parameter.shape}"] = bits(parameter.grad)
         into = [p for i in op.get("into", ()) for p in net.parameters_of(i) if p.requires_grad]
-        loss.backward(inputs=into or None)
+        if op.get("elsewhere"):
+            _in_another_thread(lambda: loss.backward(inputs=into or None))
+        else:
+            loss.backward(inputs=into or None)
 
     # --- operations --------------------------------------------------------------------------------------
 
@@ -403,6 +415,22 @@ def _in_thread() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def _in_another_thread(action: Callable[[], None]) -> None:
+    raised = list[BaseException]()
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in raised:
+        raise error
 
 
 def _hook(name: str, group: Any) -> tuple[Any, Any]:

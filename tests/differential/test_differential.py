@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import differ
 import pytest
 from differences import differences
+from drawn_model import Net
 from drawn_program import Layer, draw
 from known_differences import KNOWN
 from rank_crew import Stuck
@@ -55,6 +56,12 @@ def test_a_program_follows_from_its_seed() -> None:
     assert draw(17) != draw(18)
 
 
+def test_drawn_models_can_be_made() -> None:
+    """Otherwise both classes raise before anything is compared."""
+    for seed in range(300):
+        Net(draw(seed))
+
+
 def test_what_is_known_is_on_the_page() -> None:
     words = " ".join(PAGE.read_text().split())
     for each in KNOWN:
@@ -63,7 +70,7 @@ def test_what_is_known_is_on_the_page() -> None:
 
 def test_a_difference_is_seen_and_shrunk() -> None:
     """Each step is recorded wrongly on one rank, as if a gradient had stayed local."""
-    program = replace(draw(17), world=2, wild=False)
+    program = replace(draw(18), world=2, wild=False)
 
     class Wrong(differ.Pairs):
         def compare(self, program: object, patience: float = 0) -> differ.Outcome:
@@ -89,6 +96,7 @@ def test_a_difference_is_seen_and_shrunk() -> None:
         ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}], ""),
         ([{"a": 1}, {"raised": (["E"], "", "")}], [{"a": 1}, {"raised": (["G", "E"], "", "")}], ""),
         (Stuck(0), [{"a": 1}, {"a": 2}], ""),
+        ([{"raised": (["E"], "", "")}], [{"raised": (["E"], "", "")}], "cannot be constructed"),
     ],
 )
 def test_what_counts_as_a_difference(torchs: object, ours: object, says: str) -> None:
