@@ -701,7 +701,7 @@ def _stays(state: Supervision, rank: int) -> bool:
 #
 # The reason for a stop may be only the consequence of an earlier failure. Then the agent reads the status pages of
 # its ranks again before it stops them, and sends the result with `AgentStopped`; see
-# rendezvous/diagnosing/post_mortem.py.
+# rendezvous/diagnosing/diagnosis.py.
 
 _PEERS_STAY = (
     DecisionKind.GROW,

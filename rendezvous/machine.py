@@ -15,13 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.diagnosing import goodput, stragglers
-from rendezvous.rounds import hang_examination, heal_refusal, healing, orders
+from rendezvous.rounds import hang_examination, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
-from rendezvous.rounds.ending import end_incomplete_round
-from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
+from rendezvous.rounds.orders import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
-from rendezvous.rounds.reading import Result, spec_of, world_of
-from rendezvous.rounds.sealing import seal, tell_progress
+from rendezvous.rounds.sealing import end_incomplete_round, seal, tell_progress
 from rendezvous.rounds.stopping import (
     abort,
     finish_if_all_did,
@@ -60,7 +58,18 @@ from rendezvous.values.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.values.state import JobState, Member, Phase, is_live, member_of, present, world_nodes
+from rendezvous.values.state import (
+    JobState,
+    Member,
+    Phase,
+    Result,
+    is_live,
+    member_of,
+    present,
+    spec_of,
+    world_nodes,
+    world_of,
+)
 from rendezvous.values.types import StragglerPolicy
 
 if TYPE_CHECKING:
@@ -160,7 +169,7 @@ def _report(
         case Examined():
             return hang_examination.examined(state, member, event.reports, now)
         case HealReady():
-            return heal_refusal.heal_ready(state, event, member, now)
+            return orders.heal_ready(state, event, member, now)
         case PhaseTimesReported():
             return _phase_times_reported(state, event, member)
         case _:

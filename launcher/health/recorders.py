@@ -1,7 +1,7 @@
 """Adds to each rank's report to the service what its flight recorder shows. Pure.
 
 Torch enables its recorder by default, for Gloo and for NCCL. It also holds the collectives that C++ started. See
-rendezvous/diagnosing/recorded.py for the evaluation.
+rendezvous/diagnosing/diagnosis.py for the evaluation.
 """
 
 from __future__ import annotations

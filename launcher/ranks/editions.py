@@ -1,7 +1,7 @@
 """Which files of the script the ranks of this node run: those on disk, or those of an earlier generation.
 
 When ranks start with the files on disk, their contents are read and kept, so that a reload can be rolled back (see
-rendezvous/rounds/reloading.py). A file that is changed in the milliseconds between is kept as it is then.
+rendezvous/rounds/policy.py). A file that is changed in the milliseconds between is kept as it is then.
 
 After a rollback the ranks run copies of these files in the scratch folder of the node. The user's files are never
 changed.

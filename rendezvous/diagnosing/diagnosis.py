@@ -2,12 +2,12 @@
 
 Theory of operation
 -------------------
-By default, a finding needs evidence; evidence.py decides that there is enough of it. If the user has set limits, it
+By default, a finding needs evidence: a section below decides that there is enough of it. If the user has set limits, it
 needs an overdue rank: a rank that has stalled for longer than the limit of its current activity. The reports come from
 the ranks' status pages, in shared memory. The checks run in this order:
 
 0. If torch's flight recorders contain more collectives than the status pages, the service uses the recorders instead
-   (see rendezvous/diagnosing/recorded.py). Only they record the all-reduce calls that torch's own DDP starts in C++.
+   (a section below). Only they record the all-reduce calls that torch's own DDP starts in C++.
 1. desync: ranks are in the collective with the same number of a group, but the operation, the number of elements or
    their type differs. The finding names the minority. If there is no majority, it names all these ranks, and is not
    certain.
@@ -33,30 +33,82 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing import evidence
 from rendezvous.diagnosing import hang_text as words
-from rendezvous.diagnosing.desync import desync
-from rendezvous.diagnosing.finding import (
-    LONGEST_PATIENCE_S,
-    MAX_BLAMED,
-    SHORTEST_PATIENCE_S,
-    BlamedRank,
-    Finding,
-    Kind,
-    Patience,
-    blame,
-)
-from rendezvous.diagnosing.recorded import with_recorded
-from rendezvous.diagnosing.waits import waits_of
+from rendezvous.diagnosing.waits import POINT_TO_POINT, members_of, waits_of
+from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.rank_report import ASK_EARLY_S, MAX_GROUPS
 from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rendezvous.diagnosing.waits import Waits
+    from rendezvous.values.frozen_map import FrozenMap
     from rendezvous.values.rank_report import RankReport
+    from rendezvous.values.rank_view import Collective, GroupView
+    from rendezvous.values.types import Placement, World
+
+
+# --- what a diagnosis finds -------------------------------------------------------------------------
+
+MAX_BLAMED = 8  # ranks in one finding
+SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
+TIMED_OUT_EXIT_CODE = 124  # the exit code of timeout(1)
+
+
+class Kind(StrEnum):
+    ABSENT = "absent"
+    DESYNC = "desync"
+    DEADLOCK = "deadlock"
+    APART = "apart"
+    ALIKE = "alike"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedRank:
+    rank: int
+    reason: str
+    stalled: bool = False  # it runs without progress: its stack may show that it waits for other ranks
+
+
+def blame(report: RankReport, more: str) -> BlamedRank:
+    """Blame a rank. The reason is its state, followed by `more`."""
+    is_stalled = report.alive and report.known and not report.is_stopped
+    return BlamedRank(report.rank, f"{words.doing(report)}{more}", is_stalled)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The blamed ranks, whose stacks the agents collect. If not `certain`, some or all of them may not be the cause."""
+
+    kind: Kind
+    blamed: tuple[BlamedRank, ...]
+    certain: bool
+    evidence: tuple[str, ...] = ()
+    suspects: tuple[int, ...] = ()  # if not `certain`: all ranks that may be the cause
+
+    def doubt_about(self, blamed: BlamedRank) -> Doubt | None:
+        if self.certain:
+            return None
+        if self.kind is Kind.ALIKE:
+            return Doubt.NO_RANK
+        alone = self.suspects == (blamed.rank,)
+        return Doubt.MAY_WAIT if alone and blamed.stalled else Doubt.CULPRIT
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """So far the stall is expected, for example during a checkpoint: examine the ranks again after this time."""
+
+    after_s: float
+
+
+# --- the checks, in their order ---------------------------------------------------------------------
 
 _EVIDENCE = 24  # lines
 
@@ -93,20 +145,18 @@ def _by_limit(
 
 
 def _by_evidence(reports: Mapping[int, RankReport], world_size: int) -> Finding | None:
-    waiting = evidence.waiting_ranks(reports)
+    waiting = waiting_ranks(reports)
     if not waiting or all(report.idle_s is None for report in reports.values()):
         return None
-    different = evidence.mismatch(waits_of(reports, world_size), waiting)
+    different = mismatch(waits_of(reports, world_size), waiting)
     if different is not None:
         return different
-    reports = evidence.by_limit(reports, waiting)
-    if not evidence.is_silent(reports, world_size):
+    reports = by_limit(reports, waiting)
+    if not is_silent(reports, world_size):
         return None
     waits = waits_of(reports, world_size)
     found = _absent(waits, waiting) or _deadlock(waits) or _apart(reports, waits, waiting)
-    if not isinstance(found, Finding) or (
-        found.kind is Kind.APART and evidence.blames_one_of(waiting, found)
-    ):
+    if not isinstance(found, Finding) or (found.kind is Kind.APART and blames_one_of(waiting, found)):
         return None
     return found
 
@@ -132,6 +182,71 @@ def _evidence(reports: Mapping[int, RankReport], found: Finding) -> tuple[str, .
     lines = [words.line(reports[rank]) for rank in (*blamed, *others)[:_EVIDENCE] if rank in reports]
     left = len(reports) - len(lines)
     return (*lines, *((f"... and {left} more ranks",) if left > 0 else ()))
+
+
+# --- 1. desync: different collectives under the same number of a group --------------------------------
+#
+# The finding names the ranks of the minority. If there is no majority, it names the ranks of all groups, and is not
+# certain.
+
+UNKNOWN = "?"  # the type of tensors of the script's own classes, which ranks do not look at
+_Signature = tuple[str, str, int, int]
+
+
+def _signature(call: Collective) -> _Signature:
+    """The properties of a call that must be equal on all ranks. Status pages contain only sizes that must be equal."""
+    return (call.op, call.dtype, call.numel, call.peer if call.op == "broadcast" else -1)
+
+
+def desync(waits: Waits, ranks: Collection[int], *, all_wait: bool = False) -> Finding | None:
+    """`all_wait`: only if all members of the group are among `ranks` and wait in these calls."""
+    pending = {call.group for rank in ranks for call in waits.calls.get(rank, ()) if call.between is None}
+    entered: dict[tuple[str, int], dict[int, Collective]] = {}
+    for rank, report in waits.reports.items():
+        for call in report.calls:
+            if call.group in pending and call.op not in POINT_TO_POINT and call.dtype != UNKNOWN:
+                entered.setdefault((call.group, call.seq), {})[rank] = call
+    for where in sorted(entered):
+        by_rank = entered[where]
+        kinds = Counter(_signature(call) for call in by_rank.values())
+        waiting = [rank for rank, call in by_rank.items() if call.finished_s is None]
+        if all_wait and not all(r in waiting and r in ranks for r in waits.members[where[0]]):
+            continue
+        if len(kinds) > 1 and waiting:
+            return _desync_finding(by_rank, kinds, len(waits.members[where[0]]))
+    return None
+
+
+def _desync_finding(by_rank: Mapping[int, Collective], kinds: Counter[_Signature], n_members: int) -> Finding:
+    ((most, n_most),) = kinds.most_common(1)
+    majority = [rank for rank, call in by_rank.items() if _signature(call) == most]
+    minority = [rank for rank in by_rank if rank not in majority]
+    if n_most * 2 <= max(len(by_rank), n_members):
+        groups = "; ".join(
+            f"{words.ranks([r for r, c in by_rank.items() if _signature(c) == kind])} entered "
+            + _first_of_kind(by_rank, kinds, kind)
+            for kind in kinds
+        )
+        reason = f"the ranks called different collectives: {groups}"
+        everyone = tuple(BlamedRank(rank, reason) for rank in sorted(by_rank))
+        return Finding(Kind.DESYNC, everyone, certain=False)
+    rest = f"while {words.ranks(majority)} entered {_first_of_kind(by_rank, kinds, most)}"
+    blamed = tuple(
+        BlamedRank(rank, f"entered {_described_call(by_rank[rank], kinds)}, {rest}")
+        for rank in sorted(minority)
+    )
+    return Finding(Kind.DESYNC, blamed, certain=True)
+
+
+def _first_of_kind(by_rank: Mapping[int, Collective], kinds: Counter[_Signature], kind: _Signature) -> str:
+    return next(_described_call(call, kinds) for call in by_rank.values() if _signature(call) == kind)
+
+
+def _described_call(call: Collective, kinds: Counter[_Signature]) -> str:
+    """Describe a call. Name the root of a broadcast if the roots differ."""
+    roots = {kind[3] for kind in kinds if kind[0] == "broadcast"}
+    differs = call.op == "broadcast" and len(roots) > 1
+    return f"{words.call(call)} from rank {call.peer}" if differs else words.call(call)
 
 
 # --- 2. absent -----------------------------------------------------------------------------------------
@@ -356,3 +471,273 @@ def _alike(reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[in
         "the probable cause is the network or a device"
     )
     return Finding(Kind.ALIKE, (BlamedRank(waits.inside[call][0], reason),), certain=False)
+
+
+# --- evidence of a hang, if the user has set no limit -----------------------------------------------
+#
+# Theory of operation
+# -------------------
+# A job hangs if a rank waits for another rank, and no rank shows a sign of life for its limit. The limit is the
+# longest timeout that the script has set for a process group of the rank, and at least ten minutes. A rank that still
+# does something may be what all others wait for, although no status page shows it: ranks also wait for files, for
+# queues and in the store. So one such rank is enough to leave the job alone. A rank that waits in a collective may
+# spin, so CPU time of its own process is not a sign of life then.
+#
+# Ranks that all wait under the same number of a group, in different collectives, can never go on. That needs no
+# limit.
+
+
+def waiting_ranks(reports: Mapping[int, RankReport]) -> tuple[int, ...]:
+    """The ranks that are in a collective, as their page or their flight recorder shows."""
+    return tuple(
+        rank
+        for rank, report in reports.items()
+        if report.alive and (report.waits_in or any(call.finished_s is None for call in report.recorded))
+    )
+
+
+def mismatch(waits: Waits, waiting: Collection[int]) -> Finding | None:
+    long = [rank for rank in waiting if waits.reports[rank].waits_s >= ASK_EARLY_S]
+    return desync(waits, long, all_wait=True)
+
+
+def by_limit(reports: Mapping[int, RankReport], waiting: Collection[int]) -> dict[int, RankReport]:
+    """The reports as if the user had set the limits that the script gives."""
+    return {rank: _with_limit_of_script(report, rank in waiting) for rank, report in reports.items()}
+
+
+def _with_limit_of_script(report: RankReport, waits: bool) -> RankReport:
+    if report.idle_s is None:
+        return report
+    stalled_s = report.idle_s if waits else report.stalled_s
+    return replace(report, stalled_s=stalled_s, limit_s=report.idle_limit_s)
+
+
+def is_silent(reports: Mapping[int, RankReport], world_size: int) -> bool:
+    """Whether no rank has shown a sign of life since its limit. Every agent must have answered."""
+    return len(reports) == world_size and all(s.is_overdue for s in reports.values() if s.alive)
+
+
+def blames_one_of(waiting: Collection[int], found: Finding) -> bool:
+    return any(each.rank in waiting for each in found.blamed)
+
+
+# --- the collectives of flight recorders in place of those of status pages --------------------------
+#
+# A page records calls that pass through Python. Calls that C++ starts (the buckets of torch's DDP, functional
+# collectives) are only in torch's flight recorder. The recorder gives a call the same number on all members of the
+# group, but not the number that the page gives it, so the two cannot be compared. The calls of a group are taken from
+# the recorders if all members that have used the group sent their recorder, and at least one recorder has more calls
+# than the page. Otherwise they are taken from the pages. Sends and receives are always taken from the pages.
+
+
+def with_recorded(reports: Mapping[int, RankReport], world_size: int) -> Mapping[int, RankReport]:
+    views: dict[str, list[GroupView]] = {}
+    for report in reports.values():
+        for group in (*report.recorder, *report.groups):
+            views.setdefault(group.name, []).append(group)
+    recorded = dict.fromkeys(group.name for report in reports.values() for group in report.recorder)
+    members = {name: members_of(views[name], world_size) for name in recorded}
+    better = {name: None for name in recorded if _is_better(name, members[name], reports)}
+    return {rank: _replaced(report, better) for rank, report in reports.items()} if better else reports
+
+
+def _is_better(name: str, members: tuple[int, ...], reports: Mapping[int, RankReport]) -> bool:
+    recorded = [reports[rank] for rank in members if rank in reports and _is_recorded(reports[rank], name)]
+    if not recorded or len(recorded) < len(members):
+        return False
+    return any(_entered(report.recorder, name) > _entered(report.groups, name) for report in recorded)
+
+
+def _is_recorded(report: RankReport, name: str) -> bool:
+    """Whether the rank's recorder contains the group, or the reports show no use of the group by the rank."""
+    if not report.recorder:
+        return False
+    used = len(report.groups) >= MAX_GROUPS or any(group.name == name for group in report.groups)
+    return not used or any(group.name == name for group in report.recorder)
+
+
+def _entered(groups: tuple[GroupView, ...], name: str) -> int:
+    return next((group.entered for group in groups if group.name == name), 0)
+
+
+def _replaced(report: RankReport, names: Collection[str]) -> RankReport:
+    kept = [call for call in report.calls if call.group not in names or call.op in POINT_TO_POINT]
+    recorded = [call for call in report.recorded if call.group in names]
+    calls = sorted((*kept, *recorded), key=lambda call: -call.entered_s)
+    groups = [group for group in report.groups if group.name not in names]
+    known = [group for group in report.recorder if group.name in names]
+    return replace(report, calls=tuple(calls), groups=(*known, *groups))
+
+
+# --- post-mortem: the cause of a failed generation, from the last reports of its ranks --------------
+#
+# Theory of operation
+# -------------------
+# Some errors only show that communication has ended: a peer closed its connection, or sent data of an unexpected
+# size. The rank that gets such an error is not always the cause, and may be the only rank with an error. But the
+# agents keep the status pages of their ranks, and the pages show which collectives each rank had entered. So if the
+# first cause is such an error, the service compares the reports of all ranks at the time of the stop order:
+#
+#     different   ranks called different operations under the same number of a group (desync)
+#     left        a rank had exited without an error, and others wait for it in a collective that it never entered
+#     late        the timeout of a process group expired on a rank that waited for a rank which never entered the call
+#     gone        a rank had exited without an error before other ranks lost their connections. The call is not on any
+#                 page (the buckets of torch's own DDP), so the finding is not certain
+#
+# If the reports show none of these, the cause does not change. A hang was already examined when it was found.
+
+_LAST_REPORTS = 24  # lines
+_HINT = (
+    "all ranks must enter the same collectives, in the same order and with the same sizes, and must not exit before "
+    "the last one"
+)
+_HINT_LATE = (
+    "the timeout of the process group expired, which init_process_group(timeout=...) sets; "
+    "see ddp-launch docs hangs"
+)
+_FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
+# Errors of a rank that has waited for the whole timeout of its group.
+OUT_OF_TIME = (
+    "timed out waiting",
+    "wait timeout after",
+    "failed to pass monitoredbarrier",
+    "watchdog caught collective operation timeout",
+    "timed out in blocking wait",
+    "has not joined",
+)
+
+_WHERE_BUCKETS_ARE_WAITED_FOR = (RankPhase.BACKWARD, RankPhase.COMMUNICATE, RankPhase.EXITING)
+
+
+def explained(
+    first: Cause,
+    causes: FrozenMap[int, Cause],
+    last_seen: FrozenMap[str, tuple[RankReport, ...]],
+    world: World,
+) -> Cause | None:
+    """A better cause in place of `first`, or None if no better one is known."""
+    if not first.may_be_a_consequence or not last_seen:
+        return None
+    # An agent's reports count only for its own ranks.
+    by_place = ((place, last_seen.get(place.agent.node, ())) for place in world.placements)
+    reports = {report.rank: report for place, seen in by_place for report in seen if _has(place, report.rank)}
+    waits = waits_of(reports, world.size)
+    found = (
+        desync(waits, waits.calls)
+        or _left(waits, causes)
+        or _late(waits, causes)
+        or _gone(reports, causes, first)
+    )
+    if found is None:
+        return None
+    evidence = "\n".join(words.line(reports[rank]) for rank in sorted(reports)[:_LAST_REPORTS])
+    occasion = f"rank {first.rank} on {first.node}: {first.reason}"
+    text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
+    named = found.blamed[0]
+    exit_code = TIMED_OUT_EXIT_CODE if found.kind is Kind.LATE else first.exit_code or 1
+    failure = _FAILURES.get(found.kind, FailureClass.USER_EXCEPTION)
+    hint = _HINT_LATE if found.kind is Kind.LATE else _HINT
+    first = replace(first, failure=failure, exit_code=exit_code, hint=hint)
+    if not found.certain:
+        doubt = Doubt.CULPRIT if found.suspects else Doubt.SHARED_ERROR
+        reason = f"{named.reason}; {first.reason}"
+        return replace(first, reason=reason, traceback=text, doubt=doubt, suspects=found.suspects)
+    others = [each.rank for each in found.blamed[1:]]
+    reason = f"{named.reason}; the same for {words.ranks(others)}" if others else named.reason
+    own = causes.get(named.rank)
+    return replace(
+        _cause(world, named.rank, reason, first),
+        traceback=text,
+        step=reports[named.rank].step,
+        log=own.log if own is not None else "",
+    )
+
+
+def _cause(world: World, rank: int, reason: str, first: Cause) -> Cause:
+    home = next(place for place in world.placements if _has(place, rank))
+    return Cause(
+        node=home.agent.node,
+        rank=rank,
+        local_rank=rank - home.rank_offset,
+        failure=first.failure,
+        reason=reason,
+        exit_code=first.exit_code,
+        ran_s=first.ran_s,
+        at=first.at,
+        hint=first.hint,
+    )
+
+
+def _has(place: Placement, rank: int) -> bool:
+    return place.rank_offset <= rank < place.rank_offset + place.facts.nproc
+
+
+def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
+    blamed = [
+        BlamedRank(rank, f"exited without an error; {words.waiting_for(waits, rank)}")
+        for rank in waits.roots()
+        if rank not in causes and (report := waits.reports.get(rank)) is not None and _has_ended(report)
+    ]
+    return Finding(Kind.ABSENT, tuple(blamed), certain=True) if blamed else None
+
+
+def _gone(reports: Mapping[int, RankReport], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
+    lost = reports.get(first.rank)
+    if lost is None:
+        return None
+    gone = [s for s in reports.values() if s.rank not in causes and _ended_before(s, lost)]
+    if not gone:
+        return None
+    reason = f"exited without an error before rank {first.rank} lost the connection to its peers"
+    return _doubtful(Kind.ABSENT, gone, reason)
+
+
+def _ended_before(report: RankReport, other: RankReport) -> bool:
+    both_left = report.phase is RankPhase.EXITING and other.phase is RankPhase.EXITING
+    return report.known and _has_ended(report) and not (both_left and report.phase_s <= other.phase_s)
+
+
+def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
+    """Live ranks that do not wait for others, and for which another rank waited until its own timeout expired."""
+    waiting = [rank for rank, cause in causes.items() if _ran_out_of_time(cause)]
+    awaited = [late for rank in waiting for late in waits.next_of(rank)]
+    known = [waits.reports[rank] for rank in waits.roots() if rank in awaited and rank in waits.reports]
+    seen = [report for report in known if report.alive]
+    if not seen:
+        return _not_waiting(waits) if waiting and not waits.calls else None
+    late = [report.rank for report in seen]
+    outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
+    certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
+    return Finding(
+        Kind.LATE,
+        tuple(blame(s, f"; {words.waiting_for(waits, s.rank)}") for s in seen),
+        certain,
+        suspects=() if certain else tuple(late),
+    )
+
+
+def _not_waiting(waits: Waits) -> Finding | None:
+    """The ranks that do not wait, if the call that timed out is not on any page (the buckets of torch's own DDP)."""
+    seen = [
+        s
+        for s in waits.reports.values()
+        if s.known and s.alive and s.phase not in _WHERE_BUCKETS_ARE_WAITED_FOR
+    ]
+    if not seen or len(seen) * 2 > len(waits.reports):
+        return None
+    return _doubtful(Kind.LATE, seen, words.doing(seen[0]))
+
+
+def _doubtful(kind: Kind, seen: Sequence[RankReport], reason: str) -> Finding:
+    suspects = tuple(report.rank for report in seen)
+    return Finding(kind, (BlamedRank(suspects[0], reason),), certain=False, suspects=suspects)
+
+
+def _ran_out_of_time(cause: Cause) -> bool:
+    text = f"{cause.reason}\n{cause.traceback}".lower()
+    return cause.failure is FailureClass.CONSEQUENCE and any(phrase in text for phrase in OUT_OF_TIME)
+
+
+def _has_ended(report: RankReport) -> bool:
+    return not report.alive or report.process == "Z"

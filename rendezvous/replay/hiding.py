@@ -4,7 +4,7 @@ Equal texts have equal hashes within one journal, because the state machines com
 which is not in the file. Otherwise somebody could try out which text has it.
 
 Two rules look into a text, and these parts stay. One looks for phrases of torch in an error
-(`diagnosing/post_mortem.py`). The other compares the reason of a drain with a text that contains it
+(`diagnosing/diagnosis.py`). The other compares the reason of a drain with a text that contains it
 (`rounds/orders.py`).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from rendezvous.diagnosing.post_mortem import OUT_OF_TIME
+from rendezvous.diagnosing.diagnosis import OUT_OF_TIME
 from rendezvous.rounds.orders import DRAINED
 
 _SIZE = 6  # bytes

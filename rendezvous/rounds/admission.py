@@ -16,17 +16,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
-from rendezvous.rounds.exclusion import exclude
-from rendezvous.rounds.growing import consider_growth
+from rendezvous.rounds.orders import consider_growth
 from rendezvous.rounds.policy import outcome_text
-from rendezvous.rounds.reading import Result, by_arrival, spec_of
-from rendezvous.rounds.sealing import gather, missed_messages, waiting
-from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
-from rendezvous.rounds.stopping import after_loss, interrupt
+from rendezvous.rounds.sealing import gather, is_forgotten, missed_messages, remember_generation, waiting
+from rendezvous.rounds.stopping import after_loss, exclude, interrupt
 from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
+from rendezvous.values.state import (
+    INCARNATIONS_KEPT,
+    JobState,
+    Member,
+    Phase,
+    Result,
+    by_arrival,
+    member_of,
+    spec_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

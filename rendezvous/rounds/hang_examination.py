@@ -21,19 +21,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.diagnosis import diagnose
-from rendezvous.diagnosing.finding import (
+from rendezvous.diagnosing.diagnosis import (
     LONGEST_PATIENCE_S,
     TIMED_OUT_EXIT_CODE,
     BlamedRank,
     Finding,
     Patience,
+    diagnose,
 )
-from rendezvous.rounds.reading import Result, world_of
 from rendezvous.rounds.stopping import rank_failed
 from rendezvous.values.events import Accused, Examine, Tell
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.state import Examination, JobState, Phase, Stage
+from rendezvous.values.state import Examination, JobState, Phase, Result, Stage, world_of
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:

@@ -11,17 +11,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds import healing, reloading, standstill
+from rendezvous.rounds import healing
 from rendezvous.values.cause_text import described
 from rendezvous.values.counted import counted
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
+from rendezvous.values.state import JobState, Reload, Standstill, Streak, standing_by, world_nodes
 from rendezvous.values.types import (
     Cause,
     Decision,
     DecisionKind,
     FailureClass,
     PolicyAction,
+    Reached,
     ScaleUp,
     SourceChange,
 )
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rendezvous.values.types import JobSpec, Outcome, RestartBudget
+
 
 # Failures that count against the node on which they happen. An exception of the script does not.
 _NODE_FAULTS = (
@@ -138,8 +140,8 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
         return _verdict(
             state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored because of --failure-policy", cause
         )
-    if reloading.is_early(state, cause):
-        return Verdict(reloading.rollback(state, cause, in_words(cause), plan_restart(state)))
+    if fails_early_after_reload(state, cause):
+        return Verdict(rollback(state, cause, in_words(cause), plan_restart(state)))
     if cause.final or action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, _why_final(cause), cause)
     if loop := crash_loop(state, cause):
@@ -173,8 +175,8 @@ def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     spec, sent = state.spec, state.decision
     assert spec is not None
     assert sent is not None
-    if reloading.is_early(state, first):
-        again = reloading.rollback(state, first, in_words(first), plan_restart(state))
+    if fails_early_after_reload(state, first):
+        again = rollback(state, first, in_words(first), plan_restart(state))
         return None if again == sent else Verdict(again)
     if sent.sources is SourceChange.ROLLBACK:
         return decide(state, first, now)
@@ -183,7 +185,7 @@ def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     if first.final or action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, _why_final(first), first)
     loop = _loop_in_words(spec, next_streak(state, first))
-    if loop := loop or standstill.in_words(spec, standstill.after_failure(state, first)):
+    if loop := loop or standstill_in_words(spec, standstill_after_failure(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)
     exclude, exclude_reason = _node_to_exclude(state, first, action)
     why_not = healing.obstacle_after_stop(state, first, rule, exclude) if sent.in_place else ""
@@ -386,3 +388,168 @@ def room_to_grow(state: JobState) -> int:
     if room <= 0 or still_too_few:
         return 0
     return max(0, min(room, ready - state.spec.spares))
+
+
+# --- reloads: ranks start with the edited files of the script, and with the earlier ones if that fails
+#
+# An *edition* is a state of the script's files. `Reload.edition` counts them; an agent that gets an assignment of
+# another edition starts the ranks from a new template. Before a reload, the ranks ran the files as they were when
+# some generation started, and each agent has kept these. They are taken again, which is a *rollback*, if a rank fails
+# before it has finished `steps` further steps. If the script numbers its steps over all restarts, they are counted
+# from the step that the job had reached; otherwise from the start of the processes.
+#
+# - A lost node says nothing about the script. Its failure is handled as any other, and the reload stays on trial. A
+#   condition of `--stop-when` ends the job.
+# - A rollback does not count against `--max-restarts`, `--crash-loop` or the node. It happens once: the failures
+#   after it are handled as any other.
+# - The decision is made at the first report, because the stop must not wait. It is carried out when all have stopped
+#   and the first cause is known.
+
+MOST_RELOAD_STEPS = 1_000_000
+# A program that finishes no steps, such as a server, is not on trial for ever.
+_RELOAD_WITHOUT_STEPS_S = 3600.0
+
+
+def reload_ordered(state: JobState, steps: int) -> JobState:
+    """The state in which a reload was ordered: the next ranks run the files as they are then."""
+    was = state.reload
+    return replace(
+        state,
+        reload=Reload(
+            edition=was.edition + 1,
+            before=(was.kept_from or state.generation) if steps else 0,
+            steps=steps,
+            reloads=was.reloads + 1,
+            rollbacks=was.rollbacks,
+        ),
+    )
+
+
+def reload_begun(state: JobState, reached: Reached | None) -> JobState:
+    """All ranks of the earlier files have stopped. `reached`: the steps that they had finished."""
+    first = reached.step if reached is not None and reached.numbered else 0
+    return replace(state, reload=replace(state.reload, first_step=first))
+
+
+def fails_early_after_reload(state: JobState, cause: Cause) -> bool:
+    """Whether this failure is answered with a rollback."""
+    trial = state.reload
+    if not trial.before or cause.final or cause.failure is FailureClass.NODE_LOST:
+        return False
+    if not cause.step:
+        return cause.ran_s < _RELOAD_WITHOUT_STEPS_S
+    return cause.step < reload_on_trial_until(trial)
+
+
+def reload_on_trial_until(trial: Reload) -> int:
+    """The step from which failures are no longer answered with a rollback; 0: no reload is on trial."""
+    return trial.first_step + trial.steps if trial.before else 0
+
+
+def rollback(state: JobState, cause: Cause, words: str, plan: Plan) -> Decision:
+    """`words`: the cause in words."""
+    when = f"within the first {state.reload.steps} steps" if cause.step else "before its first step"
+    reason = (
+        f"{words}; the edited script failed {when} after the reload, so its earlier files are taken again; "
+        f"{plan.words}"
+    )
+    return replace(plan.decision(reason, state.generation, cause), sources=SourceChange.ROLLBACK)
+
+
+def rolled_back(state: JobState) -> JobState:
+    """The state in which all ranks of the edited files have stopped, and the next ones run the earlier files."""
+    was = state.reload
+    return replace(
+        state,
+        reload=Reload(
+            edition=was.edition + 1,
+            kept_from=was.before,
+            reloads=was.reloads,
+            rollbacks=was.rollbacks + 1,
+        ),
+    )
+
+
+# --- standstill: failures in a row without a further step -------------------------------------------
+#
+# With `--crash-loop` they end the job, and heals of them are limited.
+#
+# A budget per time window never ends a job that fails slowly: `--max-restarts 10/1h` permits a failure every seven
+# minutes for ever. So progress is counted in steps. Agents report with each stop how many steps their ranks have
+# finished. A generation that fails has made no progress
+#
+# - if the script numbers its steps over all restarts (`ddp.elastic`, `ddp.status(step=...)`): if its highest step is
+#   not above that of all generations before it;
+# - otherwise, if it was formed in place, so that the counts of its ranks go on: if it has finished no further step;
+# - otherwise, if it has finished no step at all, although earlier generations have.
+#
+# Steps that new processes have finished are progress: the next ones may resume after them. If no rank has a status
+# page (programs without torch), or if ranks have saved checkpoints but finished no step, the generation counts
+# neither way. A script that has never finished a step, such as a server, may fail in several ways and go on.
+
+
+def standstill_after_failure(state: JobState, first: Cause) -> Standstill:
+    """The standstill after this generation. All nodes have stopped, and `first` is the first cause."""
+    was, now, manner = (
+        state.standstill,
+        steps_reached(state),
+        f"{first.rank} {first.failure} {first.exit_code}",
+    )
+    if now is None:
+        return was
+    times = 1 if _is_further(state, now, manner) else was.times + 1
+    return _standstill_noted(was, now, times, manner)
+
+
+def standstill_after_order(state: JobState) -> Standstill:
+    """The same after a stop that is no failure, such as growth. It ends a standstill if there were further steps."""
+    was, now = state.standstill, steps_reached(state)
+    if now is None or not _is_further(state, now, was.manner):
+        return was
+    return _standstill_noted(was, now, 0, "")
+
+
+def standstill_in_words(spec: JobSpec, standstill: Standstill) -> str:
+    """Why the job ends; empty if it does not."""
+    limit, step = spec.crash_loop.without_step, standstill.step
+    if limit <= 0 or standstill.times < limit:
+        return ""
+    if not step:
+        where = "without finishing a step"
+    elif standstill.numbered:
+        where = f"without getting beyond step {max(step, standstill.highest)}"
+    else:
+        where = f"each time after {step} steps"
+    return (
+        f"the job failed {standstill.times} times in a row {where}; "
+        "it ends, because it would probably fail again (--crash-loop)"
+    )
+
+
+def steps_reached(state: JobState) -> Reached | None:
+    """The most steps that a rank of this generation has finished, as far as this is known."""
+    told = list(state.reached.values())
+    if not told:
+        steps = [cause.step for cause in state.causes.values() if cause.step is not None]
+        return Reached(max(steps)) if steps else None
+    numbered = [each for each in told if each.numbered]
+    return max(numbered or told, key=lambda each: each.step)
+
+
+def _standstill_noted(was: Standstill, now: Reached, times: int, manner: str) -> Standstill:
+    highest = max(was.highest, now.step) if now.numbered else was.highest
+    return Standstill(times, now.step, now.numbered, highest, was.stepped or now.step > 0, manner)
+
+
+def _is_further(state: JobState, now: Reached, manner: str) -> bool:
+    was = state.standstill
+    if now.numbered:
+        return now.step > was.highest
+    if now.step == 0:
+        return not was.stepped and manner != was.manner
+    return now.step != was.step or not _formed_in_place(state)
+
+
+def _formed_in_place(state: JobState) -> bool:
+    before = (d.in_place for d in reversed(state.decisions) if d.generation == state.generation - 1)
+    return next(before, False)

@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds.reading import by_arrival
 from rendezvous.rounds.sealing import missed_messages
 from rendezvous.values.events import Effect, SetDeadline, Tell
 from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.state import by_arrival
 
 if TYPE_CHECKING:
-    from rendezvous.rounds.reading import Result
-    from rendezvous.values.state import JobState
+    from rendezvous.values.state import JobState, Result
 
 _FIRST_LEASE_S = 15.0  # at least
 _CROWD = 400  # members: more of them have a longer first lease ...

@@ -11,22 +11,14 @@ To seal a round is to fix the nodes of the next world and their ranks. Nodes tha
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rendezvous.diagnosing import goodput, versions
 from rendezvous.rounds import healing
-from rendezvous.rounds.ending import end, failed
-from rendezvous.rounds.policy import restarts_spent
-from rendezvous.rounds.ranks import assignment, form_world, role_sizes
-from rendezvous.rounds.reading import Result, by_arrival, spec_of, world_of
-from rendezvous.rounds.state_recovery import (
-    forgotten_size,
-    next_generation,
-    recovered_decision,
-    same_world_again,
-    with_used_restarts,
-)
+from rendezvous.rounds.policy import first_cause_order, first_of, restarts_spent
 from rendezvous.values.events import (
     Assigned,
     CheckpointRequested,
@@ -42,18 +34,40 @@ from rendezvous.values.events import (
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.state import (
     DECISIONS_KEPT,
+    MAX_CAUSES,
     JobState,
     Member,
     Phase,
+    Result,
     Timers,
+    by_arrival,
     present,
+    spec_of,
     world_nodes,
+    world_of,
 )
 from rendezvous.values.straggler_state import StragglerState
-from rendezvous.values.types import Decision, DecisionKind, Recover, ScaleUp
+from rendezvous.values.types import (
+    Assignment,
+    Cause,
+    Decision,
+    DecisionKind,
+    Outcome,
+    Placement,
+    Recover,
+    ScaleUp,
+    World,
+)
 
 if TYPE_CHECKING:
-    from rendezvous.values.types import Assignment, JobSpec, Placement
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from rendezvous.values.events import AgentJoined
+    from rendezvous.values.types import AgentId, JobSpec, NodeFacts
+
+    Candidate = tuple[AgentId, NodeFacts]
+    NaturalKey = tuple[tuple[int, int, str], ...]
+
 
 PROGRESS_S = 1.0  # the shortest interval between two progress messages to waiting agents
 
@@ -289,3 +303,322 @@ def _left_out(state: JobState) -> str:
         f"{node} is excluded: {x.reason}" for node, x in state.excluded.items() if node in state.members
     ]
     return f" ({'; '.join(reasons[:3])})" if reasons else ""
+
+
+# --- ranks: which node gets which node rank, and where its global and role ranks begin --------------
+#
+# A node that stays keeps its node rank. When the world shrinks, only the nodes whose rank no longer exists move to
+# free ranks. A new node that asks for a free rank with --node-rank gets it. The other new nodes get the remaining
+# ranks in natural order. This is the order of the scheduler's index, then of the host name. Numbers in host names are
+# compared as numbers, so node2 comes before node10. Nodes that have reported their place in the network (--topology)
+# stand beside nodes of the same place.
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def natural_key(text: str) -> NaturalKey:
+    parts = _DIGITS.split(text)
+    # Split with a group: text at even places, digits at odd ones. Digits sort before text.
+    return tuple((0, int(p), "") if i % 2 else (1, 0, p) for i, p in enumerate(parts) if p)
+
+
+def natural_order(candidate: Candidate) -> tuple[object, ...]:
+    agent, facts = candidate
+    index = facts.scheduler_index
+    return (
+        index is None,
+        index or 0,
+        natural_key(facts.host),
+        natural_key(agent.node),
+        agent.node,
+    )
+
+
+def node_ranks(candidates: Sequence[Candidate], previous: Mapping[str, int]) -> dict[str, int]:
+    """Node name -> node rank, 0..n-1. `previous`: the ranks in the previous world."""
+    n = len(candidates)
+    taken: dict[int, str] = {}
+    displaced: list[Candidate] = []
+    newcomers: list[Candidate] = []
+    for candidate in candidates:
+        rank = previous.get(candidate[0].node)
+        if rank is None:
+            newcomers.append(candidate)
+        elif rank < n:
+            taken[rank] = candidate[0].node
+        else:
+            displaced.append(candidate)
+    newcomers = _grant_claims(newcomers, taken, n)
+    displaced.sort(key=lambda c: previous[c[0].node])
+    newcomers.sort(key=natural_order)
+    newcomers = sorted(grouped(newcomers, _path), key=_claim)
+    queue = [*displaced, *newcomers]
+    paths = {candidate[0].node: _path(candidate) for candidate in candidates}
+    near = {rank: paths[node] for rank, node in taken.items()}
+    free = [rank for rank in range(n) if rank not in taken]
+    for rank, index in seated(free, near, [_path(candidate) for candidate in queue]):
+        taken[rank] = queue[index][0].node
+    return {taken[rank]: rank for rank in range(n)}
+
+
+def _path(candidate: Candidate) -> Path:
+    return path_of(candidate[1].block)
+
+
+def _claim(candidate: Candidate) -> tuple[bool, int]:
+    rank = candidate[1].node_rank
+    return (rank is None, rank or 0)
+
+
+def _grant_claims(newcomers: list[Candidate], taken: dict[int, str], n: int) -> list[Candidate]:
+    left: list[Candidate] = []
+    for candidate in newcomers:
+        rank = candidate[1].node_rank
+        if rank is not None and rank < n and rank not in taken:
+            taken[rank] = candidate[0].node
+        else:
+            left.append(candidate)
+    return left
+
+
+def form_world(generation: int, candidates: Sequence[Candidate], previous: Mapping[str, int]) -> World:
+    ranks = node_ranks(candidates, previous)
+    rank_offset = 0
+    role_offsets: dict[str, int] = {}
+    placements: list[Placement] = []
+    for agent, facts in sorted(candidates, key=lambda c: ranks[c[0].node]):
+        role_offset = role_offsets.get(facts.role, 0)
+        placements.append(Placement(agent, facts, len(placements), rank_offset, role_offset))
+        rank_offset += facts.nproc
+        role_offsets[facts.role] = role_offset + facts.nproc
+    return World(generation, tuple(placements))
+
+
+def role_sizes(world: World) -> FrozenMap[str, int]:
+    sizes: dict[str, int] = {}
+    for p in world.placements:
+        sizes[p.facts.role] = sizes.get(p.facts.role, 0) + p.facts.nproc
+    return FrozenMap(sizes.items())
+
+
+def assignment(
+    world: World, place: Placement, sizes: FrozenMap[str, int], restart_count: int, max_restarts: int
+) -> Assignment:
+    """One node's part of the world. `sizes` are its `role_sizes`, computed once per world and not once per node."""
+    return Assignment(
+        generation=world.generation,
+        node_rank=place.node_rank,
+        n_nodes=len(world.placements),
+        rank_offset=place.rank_offset,
+        nproc=place.facts.nproc,
+        world_size=sum(sizes.values()),
+        role=place.facts.role,
+        role_rank_offset=place.role_rank_offset,
+        role_world_size=sizes[place.facts.role],
+        restart_count=restart_count,
+        max_restarts=max_restarts,
+        store_host=world.placements[0].facts.address,
+        store_node=world.placements[0].agent.node,
+    )
+
+
+# --- neighbouring node ranks for nodes that share a part of the network -----------------------------
+#
+# A node may say where it is in the network, as a path from the largest unit to the smallest: "pod1/rack7"
+# (`--topology`). Nodes whose paths begin alike are close. Collectives exchange most data between neighbouring ranks,
+# so close nodes get neighbouring ranks. A node without a path is close to no other one. Without any paths the order
+# is the one of before.
+
+T = TypeVar("T")
+Path = tuple[str, ...]
+_DEPTH = 8
+
+
+def path_of(block: str) -> Path:
+    return tuple(part for part in block.split("/") if part)[:_DEPTH]
+
+
+def grouped(nodes: Sequence[T], path: Callable[[T], Path]) -> list[T]:
+    """Bring nodes with the same beginnings together. `nodes` are in their usual order, which decides everything else: a
+    group stands where its first node stood, and inside a group the order stays.
+    """
+    groups: dict[object, list[T]] = {}
+    for place, node in enumerate(nodes):
+        here = path(node)
+        groups.setdefault(here[:1] or place, []).append(node)  # a node without a path: a group of its own
+    return [
+        node
+        for members in groups.values()
+        for node in (grouped(members, lambda each: path(each)[1:]) if len(members) > 1 else members)
+    ]
+
+
+def seated(free: Iterable[int], taken: Mapping[int, Path], queue: Sequence[Path]) -> list[tuple[int, int]]:
+    """Pairs of a free rank and the index of its node in `queue`.
+
+    Each rank goes to the node that shares the longest beginning with one of its neighbours. If two are as good, the
+    one that fits the neighbour before goes first; then the first of the queue.
+    """
+    waiting: dict[Path, deque[int]] = {}
+    for index, path in enumerate(queue):
+        for length in range(len(path) + 1):
+            waiting.setdefault(path[:length], deque()).append(index)
+    ranks, seated_already, pairs = dict(taken), set[int](), []
+    for rank in free:
+        near = [ranks.get(rank - 1, ()), ranks.get(rank + 1, ())]
+        index = _closest(near, waiting, seated_already)
+        seated_already.add(index)
+        ranks[rank] = queue[index]
+        pairs.append((rank, index))
+    return pairs
+
+
+def _closest(near: Sequence[Path], waiting: Mapping[Path, deque[int]], seated_already: set[int]) -> int:
+    for length in range(max(map(len, near)), -1, -1):
+        for prefix in dict.fromkeys(path[:length] for path in near if len(path) >= length):
+            line = waiting.get(prefix, deque())
+            while line and line[0] in seated_already:
+                line.popleft()
+            if line:
+                return line[0]
+    raise AssertionError("internal error: fewer nodes than free ranks")
+
+
+# --- state recovery: rebuild a job from its agents after the service has lost its state -------------
+#
+# A service that keeps its state in memory has lost all jobs after a restart, but their ranks may still run. So at
+# each join an agent reports the last generation that it knows. If its ranks still run, it also reports its assignment
+# in that generation. If the service does not know the generation, it collects the nodes again, and does not stop any
+# agent during that time. When all nodes of that world have joined, each with its old place, the service seals the
+# same world again under the same number. For the agents nothing changes, and their ranks continue. Any other world
+# gets a number above all known ones, and its ranks are restarted. The assignments also say how many restarts and
+# heals the job has used. The list of decisions is lost.
+
+
+def remember_generation(state: JobState, event: AgentJoined) -> JobState:
+    if event.generation <= max(state.generation, state.forgotten):
+        return state
+    return replace(state, forgotten=event.generation)
+
+
+def is_forgotten(state: JobState) -> bool:
+    """Whether agents report a generation that this state does not know."""
+    return state.forgotten > state.generation
+
+
+def forgotten_size(state: JobState) -> int:
+    """The number of nodes of the forgotten world; 0 if no member still has ranks of that world."""
+    if not is_forgotten(state):
+        return 0
+    sizes = (m.ran.n_nodes for m in state.members.values() if m.ran and m.ran.generation == state.forgotten)
+    return max(sizes, default=0)
+
+
+def next_generation(state: JobState) -> int:
+    return max(state.generation, state.forgotten) + 1
+
+
+def same_world_again(state: JobState, chosen: Sequence[Member]) -> World | None:
+    """The forgotten world, if these nodes form exactly that world, each in its old place."""
+    if not is_forgotten(state):
+        return None
+    held = {m.agent.node: m.ran.node_rank for m in chosen if m.ran and m.ran.generation == state.forgotten}
+    if len(held) < len(chosen) or sorted(held.values()) != list(range(len(chosen))):
+        return None
+    world = form_world(state.forgotten, [(m.agent, m.facts) for m in chosen], held)
+    return world if all(_had_this_place(world, m) for m in chosen) else None
+
+
+def _had_this_place(world: World, member: Member) -> bool:
+    assert member.ran is not None
+    ran, place = member.ran, world.placements[member.ran.node_rank]
+    size = sum(p.facts.nproc for p in world.placements)
+    then = (ran.n_nodes, ran.rank_offset, ran.nproc, ran.world_size)
+    return then == (len(world.placements), place.rank_offset, place.facts.nproc, size)
+
+
+def with_used_restarts(state: JobState, chosen: Sequence[Member]) -> JobState:
+    """The restarts and heals that these nodes know of, if the service does not."""
+    for ran in (member.ran for member in chosen if member.ran is not None):
+        restarts, heals = ran.restart_count - ran.heals, ran.heals
+        state = replace(
+            state,
+            restarts_used=max(state.restarts_used, restarts),
+            heals_used=max(state.heals_used, heals),
+        )
+    return state
+
+
+def recovered_decision(state: JobState, *, again: bool) -> tuple[Decision, ...]:
+    """The decision that records the recovery, for users."""
+    if not is_forgotten(state):
+        return ()
+    generation = f"generation {state.forgotten}; `ddp-rendezvous --store` keeps it"
+    lost = f"the rendezvous service had lost the state of the job ({generation})"
+    if again:
+        words = f"{lost}; all nodes have joined again, and their ranks continue"
+        return (Decision(DecisionKind.IGNORE, words, state.forgotten),)
+    return (Decision(DecisionKind.RESTART, f"{lost}; restarting the ranks", state.forgotten),)
+
+
+# --- how a job ends: its outcome, and the messages to its agents ------------------------------------
+
+ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
+INTERRUPTED_EXIT_CODE = 130
+TRY_AGAIN_EXIT_CODE = 75
+
+
+def end_incomplete_round(state: JobState) -> Result:
+    """End the job: a forming round reached its timeout."""
+    spec, names = (
+        spec_of(state),
+        [m.agent.node for m in by_arrival(state) if m.agent.node not in state.excluded],
+    )
+    who = f": {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}" if names else ""
+    out = "".join(f"; {n} is excluded: {x.reason}" for n, x in state.excluded.items() if n in state.members)
+    cause = state.decision.cause if state.decision is not None else None
+    if state.generation == 0:
+        count = (
+            f"only {len(names)} of {state.min_nodes} nodes joined within {spec.join_timeout_s:g} s{who}{out}"
+        )
+        reason = f"{count}. Start the other nodes, or increase --join-timeout"
+    else:
+        within = f"within {spec.replacement_timeout_s:g} s"
+        count = f"no replacement joined {within}; {len(names)} of {state.min_nodes} nodes are left{who}{out}"
+        reason = f"{count}. Start another node, or increase --replacement-timeout"
+    if cause is not None:
+        return end(state, failed(state, reason, first_of(state, state.causes.values())), _fail(state, reason))
+    outcome = Outcome(False, reason, TRY_AGAIN_EXIT_CODE, restarts=state.restarts_used)
+    return end(state, outcome, _fail(state, reason))
+
+
+def _fail(state: JobState, reason: str) -> Decision:
+    cause = state.decision.cause if state.decision is not None else None
+    return Decision(DecisionKind.FAIL, reason, state.generation, cause)
+
+
+def aborted(state: JobState, decision: Decision) -> Result:
+    causes = tuple(sorted(state.causes.values(), key=first_cause_order))[:MAX_CAUSES]
+    code = INTERRUPTED_EXIT_CODE if decision.is_interrupt else ABORTED_EXIT_CODE
+    return end(state, Outcome(False, decision.reason, code, None, causes, state.restarts_used))
+
+
+def failed(state: JobState, reason: str, first: Cause) -> Outcome:
+    others = sorted((c for c in state.causes.values() if c is not first), key=first_cause_order)
+    causes = (first, *others)[:MAX_CAUSES]
+    return Outcome(False, reason, first.exit_code or 1, first, causes, state.restarts_used)
+
+
+def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> Result:
+    """End the job. `decision`: recorded first, if it is not recorded yet."""
+    if decision is not None:
+        state = noted(state, decision)
+    time = goodput.whole(state.time)
+    outcome = replace(outcome, decisions=state.decisions, heals=state.heals_used, time=time)
+    state = replace(state, phase=Phase.ENDED, outcome=outcome, pending=EMPTY, timers=Timers(), store=None)
+    state = replace(state, examination=None)
+    return state, (Persist(), *(Tell(m.agent, Ended(outcome)) for m in by_arrival(state)))
+
+
+def noted(state: JobState, decision: Decision) -> JobState:
+    return replace(state, decisions=(*state.decisions, decision)[-DECISIONS_KEPT:])

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.post_mortem import explained
-from rendezvous.rounds import healing, reloading, standstill
-from rendezvous.rounds.ending import aborted, end, failed, noted
-from rendezvous.rounds.exclusion import exclude, without_unfit_and_slow
+from rendezvous.diagnosing.diagnosis import explained
+from rendezvous.diagnosing.stragglers import nodes_to_exclude
+from rendezvous.rounds import healing, policy
 from rendezvous.rounds.policy import (
     as_consequence,
     counts_against_node,
@@ -25,13 +24,31 @@ from rendezvous.rounds.policy import (
     next_streak,
     plan_restart,
 )
-from rendezvous.rounds.reading import Result, by_arrival, spec_of, world_of
-from rendezvous.rounds.sealing import choose, gather, seal, target_nodes, waiting
+from rendezvous.rounds.sealing import aborted, choose, end, failed, gather, noted, seal, target_nodes, waiting
 from rendezvous.values.counted import counted
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.state import FAILURES_KEPT, JobState, Member, Phase, Timers
-from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome, SourceChange
+from rendezvous.values.state import (
+    FAILURES_KEPT,
+    Exclusion,
+    JobState,
+    Member,
+    Phase,
+    Result,
+    Timers,
+    by_arrival,
+    spec_of,
+    world_of,
+)
+from rendezvous.values.types import (
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    Outcome,
+    SourceChange,
+    StragglerPolicy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,8 +240,8 @@ def conclude(state: JobState, now: float) -> Result:
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
         if decision.sources is SourceChange.RELOAD:
-            state = reloading.begun(state, standstill.reached(state))
-        state = replace(state, standstill=standstill.after_order(state))
+            state = policy.reload_begun(state, policy.steps_reached(state))
+        state = replace(state, standstill=policy.standstill_after_order(state))
         return aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
@@ -233,7 +250,7 @@ def conclude(state: JobState, now: float) -> Result:
     again = decide_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
     final = decision if again is None else again.decision
     is_rollback = final.sources is SourceChange.ROLLBACK
-    state = reloading.rolled_back(_failure_noted(state, first)) if is_rollback else _recorded(state, first)
+    state = policy.rolled_back(_failure_noted(state, first)) if is_rollback else _recorded(state, first)
     if again is not None:
         state = _counted_again(state, decision, final, now)
         if again.exclude is not None:
@@ -272,7 +289,7 @@ def _recorded(state: JobState, first: Cause) -> JobState:
     state = replace(
         _failure_noted(state, first),
         streak=next_streak(state, first),
-        standstill=standstill.after_failure(state, first),
+        standstill=policy.standstill_after_failure(state, first),
     )
     if not counts_against_node(first):
         return state
@@ -334,3 +351,40 @@ def interrupt(state: JobState, member: Member, reason: str, now: float) -> Resul
     if state.decision is None or state.decision.kind is not DecisionKind.FAIL:
         state = replace(noted(state, decision), decision=decision)
     return conclude(state, now) if not len(state.pending) else (state, (Persist(),))
+
+
+# --- exclusion: which nodes stay out of the next worlds for a time, because they are unfit, slow, or fail
+
+
+def without_unfit_and_slow(state: JobState, now: float) -> JobState:
+    return _without_stragglers(_without_unfit(state, now), now)
+
+
+def _without_unfit(state: JobState, now: float) -> JobState:
+    """As long as enough nodes remain: a job that needs all its nodes continues with them."""
+    here = [node for node in state.members if node not in state.excluded]
+    for node in [node for node in here if node in state.unfit][: max(0, len(here) - state.min_nodes)]:
+        state = exclude(state, node, f"it is unfit: {state.unfit[node]}", now, for_health=True)
+    return state
+
+
+def _without_stragglers(state: JobState, now: float) -> JobState:
+    if spec_of(state).stragglers.policy is not StragglerPolicy.EXCLUDE:
+        return state
+    here = [node for node in state.members if node not in state.excluded]
+    for node, reason in nodes_to_exclude(state.straggler_state, here, state.min_nodes).items():
+        state = exclude(state, node, reason, now)
+    return state
+
+
+def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: bool = False) -> JobState:
+    until = now + spec_of(state).node_cooldown_s
+    exclusion = Exclusion(
+        f"{reason}; the node is admitted again after {spec_of(state).node_cooldown_s:g} s", until, for_health
+    )
+    soonest = until if state.timers.readmit_at is None else min(until, state.timers.readmit_at)
+    return replace(
+        state,
+        excluded=state.excluded.plus(node, exclusion),
+        timers=replace(state.timers, readmit_at=soonest),
+    )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
-from rendezvous.rounds.policy import outcome_text
-from rendezvous.rounds.reloading import trial_until
+from rendezvous.rounds.policy import outcome_text, reload_on_trial_until
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime  # noqa: TC001 - the codec reads it
 from rendezvous.values.state import Phase, present, world_nodes
@@ -93,7 +92,7 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
         heals=state.heals_used,
         reloads=state.reload.reloads,
         rollbacks=state.reload.rollbacks,
-        trial_until=trial_until(state.reload),
+        trial_until=reload_on_trial_until(state.reload),
     )
 
 

@@ -12,8 +12,7 @@ from rendezvous.access.auth import Right
 from rendezvous.access.secret import NAME
 from rendezvous.codec import BadMessage, answer_message, encode, told_in, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.policy import outcome_text
-from rendezvous.rounds.reloading import MOST_STEPS
+from rendezvous.rounds.policy import MOST_RELOAD_STEPS, outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.agent_stream import Counts, LimitReached, Limits
 from rendezvous.service.calls import NotFound, NotNow, count_open
@@ -292,7 +291,7 @@ def asked_by(name: str, wanted: Wanted, generation: int) -> Remark | None:
 # What comes before a reload is ordered: the files are compiled on all nodes, and the ranks take a checkpoint.
 #
 # If anything of this fails, the call is refused, and no rank is stopped. The decision itself is that of the round
-# machine (rendezvous/rounds/reloading.py).
+# machine (rendezvous/rounds/policy.py).
 
 _COMPILED_WITHIN_S = 20.0
 _MORE_S = 5.0  # than the agent waits for the checkpoint
@@ -307,9 +306,9 @@ _NOT_RUNNING = {
 
 async def prepared(job: Job, request: Any, name: str, why: str) -> tuple[Any, ReloadOrdered]:
     """The answer without the job, and the order. `name`: who asks. Raises `NotNow`, with all reasons against it."""
-    if not 0 <= request.steps <= MOST_STEPS or not 0 <= request.wait_s <= _LONGEST_WAIT_S:
+    if not 0 <= request.steps <= MOST_RELOAD_STEPS or not 0 <= request.wait_s <= _LONGEST_WAIT_S:
         raise BadMessage(
-            f"invalid reload: use 0 to {MOST_STEPS:,} steps, and a wait of at most {_LONGEST_WAIT_S:g} s"
+            f"invalid reload: use 0 to {MOST_RELOAD_STEPS:,} steps, and a wait of at most {_LONGEST_WAIT_S:g} s"
         )
     _check_phase(job)
     reason = f"{name} reloads the script{f': {why}' if why else ''}"

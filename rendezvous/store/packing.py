@@ -1,7 +1,7 @@
 """A job's state as the bytes that the stores keep (compressed by `rendezvous.rounds.snapshot`).
 
 The state of a small job is one value. That of a large one is two: the *base*, a whole snapshot, and what has changed
-since then (`rendezvous.rounds.snapshot_changes`). Most writes replace the changes only. A store writes both values in
+since then (`rendezvous.rounds.snapshot`). Most writes replace the changes only. A store writes both values in
 one transaction, so that they always belong together.
 
 Writing and reading a state of thousands of nodes takes up to 0.1 s, so it is done in a thread.
@@ -13,8 +13,14 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
-from rendezvous.rounds.snapshot_changes import apply_changes, are_changes, encode_changes
+from rendezvous.rounds.snapshot import (
+    SnapshotUnreadable,
+    apply_changes,
+    are_changes,
+    decode_state,
+    encode_changes,
+    encode_state,
+)
 from rendezvous.store.protocol import StoreError
 from rendezvous.values.late_dataclass import dataclass
 

@@ -85,7 +85,7 @@ class AgentStopped:
     """The answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
 
     While the job continues, this answer is also a request to join the next generation. `reports`: the state of its
-    ranks when the order arrived, if its reason may be a consequence of another failure (see diagnosing/post_mortem.py).
+    ranks when the order arrived, if its reason may be a consequence of another failure (see diagnosing/diagnosis.py).
     After a stop in place, the ranks in `parked` are not reaped but paused, and can continue in the next generation.
     """
 

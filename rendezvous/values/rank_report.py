@@ -2,7 +2,7 @@
 
 `stalled_s` is the time for which the agent has seen no progress. `limit_s` is how long this may last in the current
 activity, if the user has set limits. If not, `stalled_s` is the time without any sign of life, and the evidence of all
-ranks decides (rendezvous/diagnosing/evidence.py). Times are given as ages: seconds before the report.
+ranks decides (rendezvous/diagnosing/diagnosis.py). Times are given as ages: seconds before the report.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from __future__ import annotations
 from dataclasses import field, fields
 from enum import StrEnum
 
+from rendezvous.values.events import Effect
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
-
-# At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_report import RankReport  # noqa: TC001
 from rendezvous.values.rank_time import TimeState
 from rendezvous.values.straggler_state import StragglerState
+
+# At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001
 from rendezvous.values.types import (  # noqa: TC001
     AgentId,
@@ -78,7 +79,7 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """Failed generations in a row without a further step. See rendezvous/rounds/standstill.py."""
+    """Failed generations in a row without a further step. See rendezvous/rounds/policy.py."""
 
     times: int = 0
     step: int | None = None  # the most that a rank of the last of them has finished
@@ -124,7 +125,7 @@ class Timers:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Which files of the script the ranks run. See rendezvous/rounds/reloading.py."""
+    """Which files of the script the ranks run. See rendezvous/rounds/policy.py."""
 
     edition: int = 0  # grows with each reload and rollback
     kept_from: int = 0  # as they were when this generation started; 0: as they are
@@ -237,3 +238,22 @@ def standing_by(state: JobState) -> list[Member]:
     """Members that are not in a world and could enter one, in order of arrival."""
     found = [m for n, m in state.members.items() if m.node_rank is None and n not in state.excluded]
     return sorted(found, key=lambda m: m.arrival)
+
+
+# --- parts of the state that the rules often need ---------------------------------------------------
+
+Result = tuple[JobState, tuple[Effect, ...]]
+
+
+def spec_of(state: JobState) -> JobSpec:
+    assert state.spec is not None, "internal error: the job has no spec"
+    return state.spec
+
+
+def world_of(state: JobState) -> World:
+    assert state.world is not None, "internal error: the job has no world"
+    return state.world
+
+
+def by_arrival(state: JobState) -> list[Member]:
+    return sorted(state.members.values(), key=lambda m: m.arrival)

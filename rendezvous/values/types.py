@@ -221,7 +221,7 @@ class Cause:
 
     @property
     def may_be_a_consequence(self) -> bool:
-        """The reports of all ranks together may show another cause: see rendezvous/diagnosing/post_mortem.py."""
+        """The reports of all ranks together may show another cause: see rendezvous/diagnosing/diagnosis.py."""
         is_doubtful = self.uncertain and self.failure is not FailureClass.HANG  # a hang was already examined
         return is_doubtful or self.failure is FailureClass.CONSEQUENCE
 
@@ -298,7 +298,7 @@ class DecisionKind(StrEnum):
 
 
 class SourceChange(StrEnum):
-    """Whether the next ranks run other files of the script. See rendezvous/rounds/reloading.py."""
+    """Whether the next ranks run other files of the script. See rendezvous/rounds/policy.py."""
 
     NONE = "none"
     RELOAD = "reload"  # the edited files

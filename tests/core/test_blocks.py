@@ -10,8 +10,7 @@ from test_ranks import node, order
 
 from rendezvous.codec import encode
 from rendezvous.control.ctl_text import job_text
-from rendezvous.rounds.blocks import grouped, path_of, seated
-from rendezvous.rounds.ranks import node_ranks
+from rendezvous.rounds.sealing import grouped, node_ranks, path_of, seated
 from rendezvous.rounds.view import JobSummary, JobView, NodeView
 from rendezvous.values.state import Phase
 

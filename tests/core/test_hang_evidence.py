@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.diagnosing.diagnosis import diagnose
-from rendezvous.diagnosing.finding import Finding, Kind
+from rendezvous.diagnosing.diagnosis import Finding, Kind, diagnose
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.rounds.ranks import assignment, form_world, natural_key, node_ranks, role_sizes
+from rendezvous.rounds.sealing import assignment, form_world, natural_key, node_ranks, role_sizes
 from rendezvous.values.types import AgentId, NodeFacts
 
 

@@ -9,8 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
-from rendezvous.rounds.snapshot_changes import apply_changes, are_changes, encode_changes
+from rendezvous.rounds.snapshot import (
+    SnapshotUnreadable,
+    apply_changes,
+    are_changes,
+    decode_state,
+    encode_changes,
+    encode_state,
+)
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.state import Exclusion, JobState, Member, Phase
 from rendezvous.values.types import (

@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "survivors are restarted when the world grows",
-        "rendezvous.rounds.growing",
+        "rendezvous.rounds.orders",
         "in_place = not obstacle_to_order(state)",
         "in_place = False",
     ),

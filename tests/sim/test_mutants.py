@@ -32,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "one node's checkpoint is enough",
-        "rendezvous.rounds.growing",
+        "rendezvous.rounds.orders",
         "if len(state.checkpoints_due):\n        return state, ()\n    state = replace",
         "state = replace",
     ),
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranks are counted per node, not per process",
-        "rendezvous.rounds.ranks",
+        "rendezvous.rounds.sealing",
         "rank_offset += facts.nproc",
         "rank_offset += 1",
     ),
