@@ -25,6 +25,7 @@ from rendezvous.store.etcd_client import (
     end_of,
     name_in,
     one,
+    pages_of,
     putting,
     reading,
     version_is,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 
 WRITE_ID_BYTES = 8
-_PAGE = 1000
 _LARGEST = 1_500_000  # etcd's own limit on a request is 1.5 MiB, keys and overhead included
 _FIRST_ANSWER_S = 10.0
 
@@ -90,15 +90,8 @@ class EtcdStore:
         return self._values[job_id]
 
     async def jobs(self) -> list[str]:
-        found: list[str] = []
-        start, end = self._keys.all_jobs, end_of(self._keys.all_jobs)
-        while True:
-            page = pb.RangeRequest(key=start, range_end=end, limit=_PAGE, keys_only=True)
-            answer = await self._client.call(RANGE, page)
-            found += [name_in(kv.key, self._keys.all_jobs) for kv in answer.kvs]
-            if not answer.more:
-                return sorted(found)
-            start = answer.kvs[-1].key + b"\0"
+        _, found = await pages_of(self._client, self._keys.all_jobs, keys_only=True)
+        return sorted(name_in(kv.key, self._keys.all_jobs) for kv in found)
 
     async def delete(self, job_id: str) -> None:
         """Delete the job, if this replica owns it or it has no owner."""
@@ -268,7 +261,7 @@ class EtcdValues:
 
     def _follow(self) -> None:
         if self._following is None or self._following.done():
-            follower = Follower(self._client, self._all, self._on_event)
+            follower = Follower(self._client, self._all, self._on_event, keys_only=True)
             self._following = asyncio.create_task(follower.run(), name=f"etcd values of {self._job_id}")
             self._following.add_done_callback(self._broken)
 

@@ -501,6 +501,9 @@ async def _pause(rounds: int, give_up_at: float | None) -> None:
 # Job ids and keys are percent-encoded, so a name cannot refer to another key. Keys and values contain no secrets.
 
 
+_PAGE = 1000  # keys, or addresses of owners: no page is near a limit on messages
+
+
 class Keys:
     """`prefix` separates services that share an etcd cluster."""
 
@@ -543,8 +546,19 @@ def one(key: bytes) -> pb.RangeRequest:
     return pb.RangeRequest(key=key)
 
 
-def everything_in(prefix: bytes) -> pb.RangeRequest:
-    return pb.RangeRequest(key=prefix, range_end=end_of(prefix))
+async def pages_of(
+    client: EtcdClient, prefix: bytes, *, keys_only: bool
+) -> tuple[int, tuple[pb.KeyValue, ...]]:
+    """All below `prefix`, and the revision of the first page. Later pages may be newer: no revision must be kept."""
+    start, revision, found = prefix, 0, list[pb.KeyValue]()
+    while True:
+        page = pb.RangeRequest(key=start, range_end=end_of(prefix), limit=_PAGE, keys_only=keys_only)
+        answer = await client.call(RANGE, page)
+        revision = revision or answer.header.revision
+        found += answer.kvs
+        if not answer.more:
+            return revision, tuple(found)
+        start = answer.kvs[-1].key + b"\0"
 
 
 def version_is(key: bytes, revision: int) -> pb.Compare:

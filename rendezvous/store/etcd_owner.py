@@ -34,11 +34,11 @@ from rendezvous.store.etcd_client import (
     created_at,
     deleting,
     end_of,
-    everything_in,
     finish,
     name_in,
     one,
     one_error_if_reopened,
+    pages_of,
     putting,
     reading,
     when,
@@ -546,9 +546,12 @@ class Lease:
 
 # --- follow all keys below a prefix, and every change of them ---------------------------------------
 #
-# It first delivers all keys (`Snapshot`), read at one revision. Then it delivers `Changes`, starting with the next
-# revision. After a broken stream it continues where it stopped, at any member that answers. If etcd has compacted the
-# revisions in between, it delivers another `Snapshot`, so the caller need not handle that case.
+# It first delivers all keys (`Snapshot`), read in pages. Then it delivers `Changes`, starting with the revision after
+# that of the first page: what has changed while the other pages were read may be delivered twice. After a broken stream
+# it continues after the last event, at any member that answers. (The revision in the header of an answer is that of the
+# store. A watch that catches up has events before it left to send.) If etcd has compacted the revisions in between, it
+# delivers another `Snapshot`, so the caller need not handle that case. etcd sends large answers in fragments, which may
+# divide one revision. So a fragment is continued with its own revision, and its events may be delivered twice.
 #
 # A watch delivers nothing if nothing changes, but also if its member hangs or is separated from the others. So the
 # follower sends a progress request if no event arrives, and switches to another member if it is not answered. With
@@ -578,20 +581,28 @@ class _Compacted(Exception):
 
 
 class Follower:
-    """Calls `on_event`, which must neither block nor raise, with a `Snapshot` and then with `Changes`."""
+    """Calls `on_event`, which must neither block nor raise, with a `Snapshot` and then with `Changes`.
+
+    With `keys_only` the entries of the snapshot have no values.
+    """
 
     def __init__(
-        self, client: EtcdClient, prefix: bytes, on_event: Callable[[Snapshot | Changes], None]
+        self,
+        client: EtcdClient,
+        prefix: bytes,
+        on_event: Callable[[Snapshot | Changes], None],
+        *,
+        keys_only: bool = False,
     ) -> None:
-        self._client, self._prefix, self._on_event = client, prefix, on_event
+        self._client, self._prefix, self._on_event, self._keys_only = client, prefix, on_event, keys_only
         self._next = 0  # the first revision not yet received
 
     async def run(self) -> None:
         """Follow until cancelled."""
         while True:
-            snapshot = await self._client.call(RANGE, everything_in(self._prefix))
-            self._next = snapshot.header.revision + 1
-            self._on_event(Snapshot(snapshot.header.revision, tuple(snapshot.kvs)))
+            revision, entries = await pages_of(self._client, self._prefix, keys_only=self._keys_only)
+            self._next = revision + 1
+            self._on_event(Snapshot(revision, entries))
             try:
                 while True:
                     await self._one_member()
@@ -658,11 +669,13 @@ class Follower:
         if response.canceled:
             return False
         if response.events:
-            self._next = response.header.revision + 1
+            self._next = response.events[-1].kv.mod_revision + (not response.fragment)
             self._on_event(Changes(tuple(response.events)))
         return True
 
 
 def _from(prefix: bytes, revision: int) -> pb.WatchRequest:
-    request = pb.WatchCreateRequest(key=prefix, range_end=end_of(prefix), start_revision=revision)
+    request = pb.WatchCreateRequest(
+        key=prefix, range_end=end_of(prefix), start_revision=revision, fragment=True
+    )
     return pb.WatchRequest(create_request=request)
