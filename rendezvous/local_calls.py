@@ -15,8 +15,9 @@ import grpc.aio  # noqa: E402
 
 from rendezvous.access.auth import Gate, Refusals  # noqa: E402
 from rendezvous.metrics import Metrics  # noqa: E402
-from rendezvous.service.agent_stream import MESSAGE_BYTES, Counts, Limits  # noqa: E402
+from rendezvous.service.agent_stream import MESSAGE_BYTES, Limits  # noqa: E402
 from rendezvous.service.calls import Calls  # noqa: E402
+from rendezvous.service.jobs import summaries_of  # noqa: E402
 from rendezvous.service.operations import Operations  # noqa: E402
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ class _OneJob:
         has_begun = self._job.state.spec is not None
         return self._job if job_id == self._job.job_id and has_begun else None
 
-    async def known(self) -> list[str]:
-        return [self._job.job_id]
+    async def listed(self) -> tuple[list[Any], dict[str, str]]:
+        return list(summaries_of([self._job]).values()), {}
 
 
 def calls_of(job: EmbeddedRendezvous) -> tuple[Operations, Calls]:
     limits, metrics, gate = Limits(), Metrics(), Gate("")
-    calls = Calls(gate, metrics, Refusals(metrics), Counts("calls", limits.calls_per_identity))
+    calls = Calls(gate, metrics, Refusals(metrics), limits)
     return Operations(_OneJob(job), gate, limits), calls  # type: ignore[arg-type]
 
 

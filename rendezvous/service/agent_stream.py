@@ -190,6 +190,8 @@ class Limits:
     watches_per_identity: int = 64
     questions_per_identity: int = 64  # to agents, at once: an answer may have 4 MiB
     calls_per_identity: int = 256  # unary, at once
+    calls_per_s: float = 500.0  # per identity; calls beyond it wait for their turn ...
+    call_burst: int = 20_000  # ... beyond this many: all agents of a large job may share a token
     barriers: int = 65_536  # that have a call waiting in them
     barriers_per_job: int = 1024
     joins_per_s: float = 2000.0  # per identity ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -139,15 +140,17 @@ def _number(metadata: Iterable[tuple[str, str | bytes]]) -> int:
 #
 # The store keeps the values. Only the replica that owns the job knows which members have entered a barrier, so a member
 # enters again when its connection breaks. The service first stores that a barrier is complete, and then answers its
-# members. So members that reconnect later pass the barrier too.
+# members. So members that reconnect later pass the barrier too. A member counts while a call of it waits: one that has
+# given up, or is just reconnecting, is not in the barrier.
 
 _PARTIES = 100_000
 
 
 class _Barrier:
     def __init__(self) -> None:
-        self.members: set[str] = set()
-        self.calls = 0  # waiting in the barrier; it is dropped with the last of them
+        self.members: Counter[str] = (
+            Counter()
+        )  # the calls of each that wait; it is dropped with the last of them
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -214,7 +217,7 @@ class Scratchpad:
                     barrier.passed.set_result(None)
             async with asyncio.timeout(min(request.wait_s, 3600.0)):
                 await asyncio.shield(barrier.passed)
-            return pb.EnterBarrierResponse(arrived=len(barrier.members))
+            return pb.EnterBarrierResponse(arrived=request.parties)
 
     @contextmanager
     def _entered(self, job_id: str, name: str, member: str) -> Iterator[_Barrier]:
@@ -224,13 +227,14 @@ class Scratchpad:
             self._counts.enter(job_id)
             self._barriers[key] = _Barrier()
         barrier = self._barriers[key]
-        barrier.members.add(member)
-        barrier.calls += 1
+        barrier.members[member] += 1
         try:
             yield barrier
         finally:
-            barrier.calls -= 1
-            if not barrier.calls:
+            barrier.members[member] -= 1
+            if not barrier.members[member]:
+                del barrier.members[member]
+            if not barrier.members:
                 del self._barriers[key]
                 self._counts.leave(job_id)
 

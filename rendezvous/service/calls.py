@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from rendezvous.access.auth import Denied, Reason, peer_name
 from rendezvous.codec import BadMessage
-from rendezvous.service.agent_stream import LimitReached, StreamAborted
+from rendezvous.service.agent_stream import Counts, LimitReached, Rates, StreamAborted
 from rendezvous.service.jobs import OwnedByOther
 from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rendezvous.access.auth import Gate, Identity, Refusals, Right
     from rendezvous.metrics import Metrics
-    from rendezvous.service.agent_stream import Counts
+    from rendezvous.service.agent_stream import Limits
 
 _log = logging.getLogger("rendezvous")
 _CALL_S = 60.0  # timeout of a call, besides the wait that it asks for
@@ -51,8 +51,10 @@ def count_open(counts: Counts, identity: Identity) -> Iterator[None]:
 
 
 class Calls:
-    def __init__(self, gate: Gate, metrics: Metrics, refusals: Refusals, counts: Counts) -> None:
-        self._gate, self._metrics, self._refusals, self._counts = gate, metrics, refusals, counts
+    def __init__(self, gate: Gate, metrics: Metrics, refusals: Refusals, limits: Limits) -> None:
+        self._gate, self._metrics, self._refusals = gate, metrics, refusals
+        self._counts = Counts("calls", limits.calls_per_identity)
+        self._rates = Rates(limits.calls_per_s, limits.call_burst)
 
     def unary(
         self, right: Right, request_type: Any, answer: Callable[[Any, Identity], Awaitable[Any]]
@@ -80,6 +82,9 @@ class Calls:
         identity.require(right, request.job_id if by_job else None)
         wait_s = min(getattr(request, "wait_s", 0.0), 3600.0)
         with count_open(self._counts, identity):
+            turn_s = self._rates.take(identity.name, asyncio.get_running_loop().time())
+            if turn_s > 0.0:
+                await asyncio.sleep(turn_s)
             async with asyncio.timeout(_CALL_S + max(0.0, wait_s)):
                 return await answer(request, identity)
 

@@ -18,6 +18,7 @@ from rendezvous.codec import to_agent_bytes
 from rendezvous.replay.journal import journal_of, name_of
 from rendezvous.rounds.admission import trains
 from rendezvous.rounds.outcome_truncation import fitted
+from rendezvous.rounds.view import summary_of
 from rendezvous.service import waiting_jobs
 from rendezvous.service.agent_stream import AgentStream, LimitReached, StreamAborted
 from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob
@@ -25,18 +26,19 @@ from rendezvous.session_replay import Redirect
 from rendezvous.store.protocol import LimitReached as ValuesFull
 from rendezvous.store.protocol import OwnershipLost, StoreError
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
-from rendezvous.values.state import Phase
+from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.state import JobState, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rendezvous.metrics import Metrics
     from rendezvous.replay.journal import Journal, Journals
+    from rendezvous.rounds.view import JobSummary
     from rendezvous.service.agent_stream import Limits
     from rendezvous.service.conversation import Conversation
     from rendezvous.store.protocol import JobStore, Store
     from rendezvous.values.events import Event, ToAgent
-    from rendezvous.values.state import JobState
     from rendezvous.values.types import AgentId
 
 
@@ -87,6 +89,7 @@ class Jobs:
         self._looks = 0
         self._next_look: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unopened = UnopenedJobs(store, self._open)
         self.draining = False
         store.ownership.listen(self._lost, self._freed)
 
@@ -118,10 +121,7 @@ class Jobs:
     async def _load(self, job_id: str) -> Job:
         if self.draining:
             raise OwnedByOther("")
-        if sum(1 for job in self if job.state.phase is not Phase.ENDED) >= self._limits.jobs:
-            raise LimitReached(
-                f"the service already has {self._limits.jobs} jobs, which is the limit (--max-jobs)"
-            )
+        self._check_room()
         owner = await self._store.ownership.claim(job_id)
         if not owner.is_me:
             raise OwnedByOther(owner.address)
@@ -139,6 +139,13 @@ class Jobs:
             await job.wait_loaded()
         except OwnershipLost as error:
             raise OwnedByOther("") from error
+        if not _is_ended(job):
+            try:
+                self._check_room()  # others were opened at the same time
+            except LimitReached:
+                await job.close(Redirect("", 0.0, "the service has too many jobs"))
+                await self._store.ownership.release(job_id)
+                raise
         self._open[job_id] = job
         job.task.add_done_callback(lambda task: self._ended(job, task))
         self._looks = 2
@@ -146,16 +153,24 @@ class Jobs:
             self._look_later()
         return job
 
+    def _check_room(self) -> None:
+        if sum(1 for job in self if not _is_ended(job)) >= self._limits.jobs:
+            raise LimitReached(
+                f"the service already has {self._limits.jobs} jobs, which is the limit (--max-jobs)"
+            )
+
     async def find(self, job_id: str) -> Job | None:
         """The job that a client asks about, or None if it does not exist."""
-        if job_id not in self._open and job_id not in await self._store.jobs():
+        if job_id not in self._open and not (await self._store.job(job_id).load())[1]:
             return None
         job = await self.open(job_id)
         return job if job.state.spec is not None else None
 
-    async def known(self) -> list[str]:
-        stored = await self._store.jobs()
-        return sorted({*stored, *self._open})
+    async def listed(self) -> tuple[list[JobSummary], dict[str, str]]:
+        """The jobs that are open here or nowhere, and the addresses of the owners of the others. Opens no job."""
+        unopened = await self._unopened.now()
+        others = {job_id: where for job_id, where in unopened.elsewhere.items() if job_id not in self._open}
+        return list((unopened.jobs | summaries_of(self)).values()), others
 
     async def resume_all(self) -> None:
         """At the start, resume the jobs that have not ended, even if no agent reconnects."""
@@ -163,8 +178,11 @@ class Jobs:
             await self._resume(job_id)
 
     async def _resume(self, job_id: str) -> None:
+        """Open the job, unless it has ended: else each replica would open what another one has just closed."""
         try:
-            await self.open(job_id)
+            state, _ = await self._store.job(job_id).load()
+            if state.spec is not None and state.phase is not Phase.ENDED:
+                await self.open(job_id)
         except OwnedByOther:
             pass  # its owner resumes it
         except (LimitReached, StoreError) as error:
@@ -176,6 +194,7 @@ class Jobs:
 
     def _lost(self, job_id: str) -> None:
         job = self._open.pop(job_id, None)
+        self._unopened.forget()
         if job is not None:
             _log.warning("another replica owns this job now", extra={"job": job_id})
             self._later(job.close(Redirect("", 0.05, "another replica owns this job now")))
@@ -264,6 +283,7 @@ class Jobs:
 
     async def _close_idle(self, job: Job) -> None:
         del self._open[job.job_id]
+        self._unopened.forget()
         blank = job.state.spec is None
         await job.close(Redirect("", 0.0, "the job has ended"))
         if blank:
@@ -330,6 +350,14 @@ class Jobs:
             await asyncio.wait(self._tasks, timeout=5.0)
 
 
+def summaries_of(jobs: Iterable[OpenJob]) -> dict[str, JobSummary]:
+    return {job.job_id: summary_of(job.job_id, job.state) for job in jobs if job.state.spec is not None}
+
+
+def _is_ended(job: Job) -> bool:
+    return job.state.phase is Phase.ENDED
+
+
 def _is_over(job: Job) -> bool:
     return job.state.phase is Phase.ENDED or job.state.spec is None
 
@@ -341,6 +369,63 @@ def _misses_nodes(job: Job) -> bool:
 
 def _as_waiting(job: Job) -> waiting_jobs.WaitingJob:
     return waiting_jobs.WaitingJob(job.job_id, job.state.min_nodes, job.state.max_nodes)
+
+
+# --- the stored jobs that are not open here: those that have ended, and those of other replicas ------
+#
+# Every browser lists the jobs again and again. So one look at the store serves all who ask within a second. It reads
+# the names and the versions. A state is read only if its version has changed since the last look.
+
+_LOOK_EVERY_S = 1.0
+_READS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Unopened:
+    jobs: dict[str, JobSummary]
+    elsewhere: dict[str, str]  # the address of the owner
+
+
+class UnopenedJobs:
+    def __init__(self, store: Store, open_here: Mapping[str, Job]) -> None:
+        self._store, self._open_here = store, open_here
+        self._summaries: dict[str, tuple[int, JobSummary | None]] = {}  # with the version
+        self._look: asyncio.Task[Unopened] | None = None
+        self._looked_at = 0.0
+
+    def forget(self) -> None:
+        """A job is open here no longer: look again when somebody asks."""
+        self._look = None
+
+    async def now(self) -> Unopened:
+        loop, look = asyncio.get_running_loop(), self._look
+        is_old = loop.time() - self._looked_at > _LOOK_EVERY_S
+        if look is None or (look.done() and (is_old or look.exception() is not None)):
+            look = self._look = loop.create_task(self._read(), name="list jobs")
+            self._looked_at = loop.time()
+        return await asyncio.shield(look)
+
+    async def _read(self) -> Unopened:
+        versions = await self._store.jobs()
+        self._summaries = {
+            job_id: known for job_id, known in self._summaries.items() if versions.get(job_id) == known[0]
+        }
+        names = [job_id for job_id in versions if job_id not in self._open_here]
+        owners = {job_id: self._store.ownership.known_owner(job_id) for job_id in names}
+        elsewhere = {job_id: each.address for job_id, each in owners.items() if each and not each.is_me}
+        unknown = [job_id for job_id in names if job_id not in elsewhere and job_id not in self._summaries]
+        for at in range(0, len(unknown), _READS_AT_ONCE):
+            await asyncio.gather(*map(self._read_one, unknown[at : at + _READS_AT_ONCE]))
+        found = {job_id: self._summaries[job_id][1] for job_id in names if job_id not in elsewhere}
+        return Unopened({job_id: each for job_id, each in found.items() if each is not None}, elsewhere)
+
+    async def _read_one(self, job_id: str) -> None:
+        try:
+            state, version = await self._store.job(job_id).load()
+        except StoreError as error:
+            _log.warning("cannot list the job: %s", error, extra={"job": job_id})
+            state, version = JobState(), (await self._store.jobs()).get(job_id, 0)
+        self._summaries[job_id] = version, None if state.spec is None else summary_of(job_id, state)
 
 
 # --- one job in the service: its owner task, the streams of its agents, and its event journal -------

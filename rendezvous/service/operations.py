@@ -93,19 +93,14 @@ class Operations:
     # --- reading -----------------------------------------------------------------------------------
 
     async def _list(self, _: Any, identity: Identity) -> Any:
-        covered = [job_id for job_id in await self._jobs.known() if identity.may(Right.READ, job_id)]
-        found, elsewhere = [], []
-        for job_id in covered[:_JOBS_LISTED]:
-            try:
-                job = await self._jobs.find(job_id)
-            except OwnedByOther as other:  # the replica that owns it lists it
-                elsewhere.append(pb.JobElsewhere(job_id=job_id, address=other.address))
-                continue
-            except LimitReached:
-                continue
-            if job is not None:
-                found.append(encode(summary_of(job_id, job.state)))
-        return pb.ListJobsResponse(jobs=found, elsewhere=elsewhere)
+        jobs, others = await self._jobs.listed()
+        found = [encode(each) for each in jobs if identity.may(Right.READ, each.job_id)]
+        elsewhere = [
+            pb.JobElsewhere(job_id=job_id, address=address)
+            for job_id, address in others.items()
+            if identity.may(Right.READ, job_id)
+        ]
+        return pb.ListJobsResponse(jobs=found[:_JOBS_LISTED], elsewhere=elsewhere[:_JOBS_LISTED])
 
     async def _get(self, request: Any, _: Identity) -> Any:
         job = await self._find(request.job_id)

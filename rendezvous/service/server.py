@@ -26,7 +26,7 @@ from rendezvous.access.auth import Certificates, Gate, Refusals, secret_credenti
 from rendezvous.diagnosing import goodput
 from rendezvous.metrics import Metrics
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.service.agent_stream import MESSAGE_BYTES, Counts, LimitReached, Limits
+from rendezvous.service.agent_stream import MESSAGE_BYTES, LimitReached, Limits
 from rendezvous.service.agents import Agents, Scratchpad
 from rendezvous.service.calls import Calls
 from rendezvous.service.jobs import Jobs
@@ -112,7 +112,7 @@ class Server:
         self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
         self.operations = Operations(self.jobs, gate, limits)
-        self.calls = Calls(gate, self.metrics, self.refusals, Counts("calls", limits.calls_per_identity))
+        self.calls = Calls(gate, self.metrics, self.refusals, limits)
         self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
             AGENTS: self.agents,
             OPERATIONS: self.operations,

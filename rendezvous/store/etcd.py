@@ -89,9 +89,9 @@ class EtcdStore:
             self._values[job_id] = EtcdValues(self._client, self._keys, job_id)
         return self._values[job_id]
 
-    async def jobs(self) -> list[str]:
+    async def jobs(self) -> dict[str, int]:
         _, found = await pages_of(self._client, self._keys.all_jobs, keys_only=True)
-        return sorted(name_in(kv.key, self._keys.all_jobs) for kv in found)
+        return dict(sorted((name_in(kv.key, self._keys.all_jobs), kv.mod_revision) for kv in found))
 
     async def delete(self, job_id: str) -> None:
         """Delete the job, if this replica owns it or it has no owner."""

@@ -139,12 +139,14 @@ class EtcdOwnership:
         return Owner(self._address, is_me=True, fence=claim.fence)
 
     async def owner_of(self, job_id: str) -> Owner | None:
-        if job_id in self._claims:
-            return self._mine(self._claims[job_id])
-        if job_id in self._others:
-            return self._others[job_id]
+        if (known := self.known_owner(job_id)) is not None:
+            return known
         found = (await self._client.call(RANGE, one(self._keys.owner(job_id)))).kvs
         return Owner(found[0].value.decode(), is_me=False, fence=found[0].create_revision) if found else None
+
+    def known_owner(self, job_id: str) -> Owner | None:
+        claim = self._claims.get(job_id)
+        return self._others.get(job_id) if claim is None else self._mine(claim)
 
     def holds(self, job_id: str) -> bool:
         return job_id in self._claims and self._lease is not None and self._lease.is_certain()

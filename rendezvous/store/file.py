@@ -90,9 +90,11 @@ class FileStore:
     def values(self, job_id: str) -> Values:
         return FileValues(self._ledger, job_id, self._notices.setdefault(job_id, Notices()))
 
-    async def jobs(self) -> list[str]:
-        rows = await self._ledger.do(lambda db: db.execute("SELECT job FROM jobs ORDER BY job").fetchall())
-        return [job_id for (job_id,) in rows]
+    async def jobs(self) -> dict[str, int]:
+        rows = await self._ledger.do(
+            lambda db: db.execute("SELECT job, version FROM jobs ORDER BY job").fetchall()
+        )
+        return dict(rows)
 
     async def delete(self, job_id: str) -> None:
         def both(db: sqlite3.Connection) -> None:

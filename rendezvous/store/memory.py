@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class MemoryJobStore:
-    """The state of one job, with compare-and-swap, in the memory of this process."""
+    """One job of `held`, with compare-and-swap. A job that was never saved takes no memory."""
 
-    def __init__(self) -> None:
-        self._state, self._version = JobState(), 0
+    def __init__(self, held: dict[str, tuple[JobState, int]] | None = None, job_id: str = "") -> None:
+        self._held, self._job_id = {} if held is None else held, job_id
 
     async def load(self) -> tuple[JobState, int]:
-        return self._state, self._version
+        return self._held.get(self._job_id, (JobState(), 0))
 
     async def save(self, state: JobState, expected_version: int) -> int:
-        if expected_version != self._version:
+        if expected_version != (await self.load())[1]:
             raise Conflict
-        self._state, self._version = state, expected_version + 1
-        return self._version
+        self._held[self._job_id] = state, expected_version + 1
+        return expected_version + 1
 
 
 class MemoryStore:
     def __init__(self, address: str = "") -> None:
         self.ownership: Ownership = SoleOwnership(address)
-        self._jobs: dict[str, MemoryJobStore] = {}
+        self._jobs: dict[str, tuple[JobState, int]] = {}
         self._values: dict[str, MemoryValues] = {}
         self._version = 0
 
@@ -47,13 +47,13 @@ class MemoryStore:
         return self._version
 
     def job(self, job_id: str) -> JobStore:
-        return self._jobs.setdefault(job_id, MemoryJobStore())
+        return MemoryJobStore(self._jobs, job_id)
 
     def values(self, job_id: str) -> Values:
         return self._values.setdefault(job_id, MemoryValues(self))
 
-    async def jobs(self) -> list[str]:
-        return sorted([job_id for job_id, job in self._jobs.items() if (await job.load())[1]])
+    async def jobs(self) -> dict[str, int]:
+        return {job_id: self._jobs[job_id][1] for job_id in sorted(self._jobs)}
 
     async def delete(self, job_id: str) -> None:
         self._jobs.pop(job_id, None)

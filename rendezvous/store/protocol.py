@@ -106,6 +106,9 @@ class Ownership(Protocol):
 
     async def owner_of(self, job_id: str) -> Owner | None: ...
 
+    def known_owner(self, job_id: str) -> Owner | None:
+        """The owner, as far as this replica has been told, without asking the store."""
+
     def holds(self, job_id: str) -> bool:
         """Whether it is certain now that this replica owns the job. Check it before each message.
 
@@ -131,8 +134,8 @@ class Store(Protocol):
 
     def values(self, job_id: str) -> Values: ...
 
-    async def jobs(self) -> list[str]:
-        """All stored jobs, sorted."""
+    async def jobs(self) -> dict[str, int]:
+        """All stored jobs, sorted, and the version of each."""
 
     async def delete(self, job_id: str) -> None:
         """Delete the state and values of a job, if there are any. Raises `OwnershipLost` if another replica owns it."""
@@ -215,6 +218,9 @@ class SoleOwnership:
         return self._me
 
     async def owner_of(self, job_id: str) -> Owner | None:
+        return self._me
+
+    def known_owner(self, job_id: str) -> Owner | None:
         return self._me
 
     def holds(self, job_id: str) -> bool:

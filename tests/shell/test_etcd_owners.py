@@ -146,7 +146,7 @@ def test_one_owns_and_the_others_know_who(url: str, monkeypatch: pytest.MonkeyPa
                 await other.job("j").save(JobState(), 0)
             with pytest.raises(OwnershipLost):
                 await other.delete("j")
-            assert await mine.jobs() == ["j"]
+            assert list(await mine.jobs()) == ["j"]
 
     asyncio.run(check())
 

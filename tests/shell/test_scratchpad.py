@@ -95,3 +95,30 @@ def test_all_barriers_together_are_bounded() -> None:
         assert await inside == 2
 
     soon(served(Limits(barriers=1), story))
+
+
+def test_a_member_counts_while_it_waits() -> None:
+    """One that has given up is not in the barrier, so the others do not pass without it."""
+
+    async def story(desk: Desk) -> None:
+        first = asyncio.ensure_future(desk.enter("x", member="1", parties=3, wait_s=60.0))
+        assert await desk.enter("x", member="2", parties=3) is LATE
+        for number in range(20):
+            assert await desk.enter("x", member=f"gave up {number}", parties=3) is LATE
+        assert await desk.enter("x", member="3", parties=3) is LATE
+        assert not first.done()
+        again = asyncio.ensure_future(desk.enter("x", member="2", parties=3, wait_s=60.0))
+        assert await desk.enter("x", member="3", parties=3, wait_s=60.0) == 3
+        assert [await first, await again] == [3, 3]
+
+    soon(served(Limits(), story))
+
+
+def test_calls_of_one_client_wait_for_their_turn() -> None:
+    async def story(desk: Desk) -> None:
+        began = asyncio.get_running_loop().time()
+        for number in range(4):
+            assert await desk.enter(f"{number}") == 1
+        assert asyncio.get_running_loop().time() - began >= 3 / 20.0
+
+    soon(served(Limits(calls_per_s=20.0, call_burst=1), story))

@@ -51,9 +51,9 @@ def test_what_is_over_is_forgotten_when_its_time_is_up_and_nothing_else(tmp_path
             await store.job("running").save(_RUNNING, 0)
             await jobs.delete_old(1000.0)  # seen to be over for the first time
             await jobs.delete_old(1000.0 + _HISTORY_S)
-            assert await store.jobs() == ["over", "running"]
+            assert list(await store.jobs()) == ["over", "running"]
             await jobs.delete_old(1001.0 + _HISTORY_S)
-            assert await store.jobs() == ["running"]
+            assert list(await store.jobs()) == ["running"]
             assert await store.values("over").get("rendezvous/ended-at") is None
 
     soon(story())
@@ -69,7 +69,7 @@ def test_a_job_that_cannot_be_read_does_not_keep_the_others(tmp_path: Path) -> N
             database.close()
             await jobs.delete_old(1000.0)
             await jobs.delete_old(1001.0 + _HISTORY_S)
-            assert await store.jobs() == ["a-damaged"]
+            assert list(await store.jobs()) == ["a-damaged"]
 
     soon(story())
 
@@ -82,7 +82,7 @@ def test_a_job_whose_scripts_filled_its_values_is_forgotten_all_the_same() -> No
                 await store.values("full").put(f"{i}", b"")
             await jobs.delete_old(1000.0)
             await jobs.delete_old(1001.0 + _HISTORY_S)
-            assert await store.jobs() == []
+            assert list(await store.jobs()) == []
 
     soon(story())
 

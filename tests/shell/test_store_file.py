@@ -97,7 +97,7 @@ def test_a_restart_takes_up_all_jobs(tmp_path: Path) -> None:
 
     async def read() -> None:
         store = await open_store(url)
-        assert await store.jobs() == sorted(f"j{i}" for i in range(20))
+        assert list(await store.jobs()) == sorted(f"j{i}" for i in range(20))
         for i, version in enumerate(versions):
             assert await store.job(f"j{i}").load() == (JobState(generation=i), version)
         await store.close()

@@ -139,7 +139,7 @@ def test_a_large_job_is_read_as_it_was_written(url: str) -> None:
             found, at = await store.job("j").load()
             assert (_kept(found), at) == (_kept(state), version)
             await store.delete("j")
-            assert await store.jobs() == []
+            assert list(await store.jobs()) == []
             await store.ownership.claim("j")
             assert (await store.job("j").load())[1] == 0
 
@@ -214,10 +214,10 @@ def test_jobs_are_listed_apart_and_forgotten(url: str) -> None:
                 await store.ownership.claim(name)
                 versions.append(await store.job(name).save(JobState(generation=generation), 0))
                 await store.values(name).put("k", name.encode())
-            assert await store.jobs() == sorted(names)
+            assert list(await store.jobs()) == sorted(names)
             await store.delete("a")
             await store.delete("never there")
-            assert await store.jobs() == sorted(names[1:])
+            assert list(await store.jobs()) == sorted(names[1:])
             assert await store.values("a").get("k") is None
             assert (await store.job("a").load())[1] == 0
             kept = await store.values("a/b").get("k")
