@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options errors images lock audit dist sbom tools fuzz clean site site-version
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options errors images lock audit wheel dist sbom tools fuzz clean site site-version
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -162,6 +162,13 @@ lock: install-test tools
 ADVISORIES ?=
 audit: install-test tools
 	@$(BIN)/python requirements/audit.py $(TOOLS)/pip-audit $(ADVISORIES)
+
+# The wheel for this machine, in seconds: what `pip install` needs. `make dist` makes and tries all that is released.
+wheel:
+	@test -x .venv-wheel/bin/python || { $(SYSTEM_PACKAGES) venv && $(PYTHON) -m venv .venv-wheel; }
+	@rm -rf build dist/*.whl
+	@.venv-wheel/bin/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
+	@rm -rf build; echo "made $$(echo dist/*.whl)"
 
 # What is released: wheels and sources, built twice and compared, checked, installed into empty environments, and run.
 dist: install-test

@@ -71,6 +71,16 @@ def test_it_runs_where_nothing_else_is_installed(wheel, tmp_path):
     assert "rank 1" in run(command, "--nproc-per-node", "2", script, cwd=tmp_path)
 
 
+@pytest.mark.nightly(instead="::test_it_has_what_it_should_and_nothing_else")
+def test_make_wheel(tmp_path):
+    """The first command of the README: one wheel, in seconds, and nothing that is left in the checkout."""
+    run("git", "clone", "-q", ROOT, tmp_path / "checkout")
+    run("make", "wheel", f"PYTHON={sys.executable}", cwd=tmp_path / "checkout")
+    (wheel,) = (tmp_path / "checkout" / "dist").glob("*.whl")
+    assert contents.problems_of_wheel(wheel) == []
+    assert run("git", "status", "--porcelain", cwd=tmp_path / "checkout") == ""
+
+
 @needs_a_compiler
 def test_the_compiled_core_is_in_it_for_any_python_from_311_on(wheel):
     assert "-cp311-abi3-" in wheel.name
