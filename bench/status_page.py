@@ -147,7 +147,7 @@ def _functions() -> list[tuple[Any, str, Any]]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer
 
-    from ddp.telemetry.collective_facts import FACTS
+    from ddp.telemetry.collective_marks import FACTS
 
     places: list[tuple[Any, str]] = [(torch.autograd, "_engine_run_backward"), (dist.Work, "wait")]
     places += [(DistributedDataParallel, "_pre_forward"), (DistributedDataParallel, "_post_forward")]

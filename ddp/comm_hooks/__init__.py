@@ -10,9 +10,8 @@ state contains the settings and the step count, but not the memory. To save the 
 parameters, use `state_dict(module)` and `load_state_dict(module, saved)`.
 """
 
-from ddp.comm_hooks.casting import bf16, bf16_around, fp16, fp16_around
 from ddp.comm_hooks.gossip import Gossip, gossip_grad
-from ddp.comm_hooks.plain import all_reduce, noop
+from ddp.comm_hooks.plain import all_reduce, bf16, bf16_around, fp16, fp16_around, noop
 from ddp.comm_hooks.power import PowerSGD, power_sgd
 from ddp.comm_hooks.quantized import Quantized, quantized
 from ddp.comm_hooks.top_k import TopK, top_k

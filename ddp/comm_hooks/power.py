@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
-from ddp.comm_hooks.memory import Memory
 from ddp.comm_hooks.plain import checked_buffer
-from ddp.comm_hooks.resumable import Resumable
+from ddp.comm_hooks.resumable import Memory, Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.reducer.host_copy import to_device
 from ddp.telemetry.coded import WrongValue

@@ -26,13 +26,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from ddp.groups import reform, stores, wrappers
-from ddp.groups.meeting import Meeting
+from ddp.groups.reform import Meeting
 from ddp.groups.reform_plan import Announced
 from ddp.groups.shared_work import FinishedWork
 from ddp.telemetry import guard, status_page, torch_api, torch_names
 from ddp.telemetry.coded import Coded
-from ddp.telemetry.collective_facts import FACTS
-from ddp.telemetry.collective_marks import copy_name
+from ddp.telemetry.collective_marks import FACTS, copy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import socket
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
-from ddp.groups import accelerator, backends, core_loading, mpi
+from ddp.groups import accelerator, backends, core_loading, ring
 from ddp.groups.rank_info import (
     ALONE,
     InitError,
@@ -35,6 +36,55 @@ from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.distributed import Store
+
+# --- ranks that mpirun has started -----------------------------------------------------------------
+#
+# A rank that mpirun has started: get its rank, local rank and world size from MPI, and create the store.
+
+_LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+def mpi_library() -> Any:
+    """Import mpi4py.MPI, which initializes MPI."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise InitError(
+            f"cannot load mpi4py: {error}. A script that mpirun has started needs it. Run `pip install mpi4py mpich`, "
+            "or start the script with ddp-launch"
+        ) from error
+
+
+def mpi_rank_info() -> RankInfo:
+    mpi = mpi_library()
+    world = mpi.COMM_WORLD
+    here = world.Split_type(mpi.COMM_TYPE_SHARED)
+    first = here.bcast(world.rank)
+    hosts = sorted(set(world.allgather(first)))
+    taken = RankInfo(world.rank, world.size, here.rank, here.size, hosts.index(first), launched=True)
+    here.Free()
+    return taken
+
+
+def mpi_store(timeout: timedelta) -> tuple[str, Store]:
+    """Create the store on rank 0, on a port that the system chooses. Return the address of rank 0 and the store."""
+    world = mpi_library().COMM_WORLD
+    first = world.rank == 0
+    hosts = world.allgather(socket.gethostname())
+    elsewhere = [host for host in hosts if host != hosts[0]]
+    address = world.bcast(
+        (ring.source_address(elsewhere[0]) or socket.gethostname())
+        if first and elsewhere
+        else _LOOPBACK_ADDRESS
+    )
+    kept = TCPStore(address, 0, None, True, timeout, wait_for_workers=False) if first else None
+    port = world.bcast(kept.port if kept is not None else 0)
+    return address, kept or TCPStore(address, port, None, False, timeout, wait_for_workers=False)
+
+
+# --- init ------------------------------------------------------------------------------------------
 
 _BACKEND, _TIMEOUT = "DDP_BACKEND", "DDP_TIMEOUT_S"
 _LOOPBACK = "lo"
@@ -84,7 +134,7 @@ def init(
             )
         return _place
     by_mpi = started_by_mpi(os.environ)
-    info = mpi.rank_info() if by_mpi else parse_rank_info(os.environ)
+    info = mpi_rank_info() if by_mpi else parse_rank_info(os.environ)
     where = _device(info, device)
     if where.type != "cpu":
         torch.accelerator.set_device_index(where)
@@ -213,7 +263,7 @@ def _register_ours(backend: str) -> None:
     if {"shm", "hier"} & names:
         importlib.import_module("ddp.groups.shm")
     if "mpi4py" in names:
-        mpi.library()
+        mpi_library()
         importlib.import_module("ddp.groups.mpi_group").register()
 
 
@@ -238,7 +288,7 @@ def _make_group(
     if device.type != "cpu":
         how["device_id"] = device
     if by_mpi:
-        address, store = mpi.create_store(timeout or _MEET_WITHIN)
+        address, store = mpi_store(timeout or _MEET_WITHIN)
         os.environ.setdefault(
             "MASTER_ADDR", address
         )  # the ring of `hier` uses the interface that leads there

@@ -24,18 +24,201 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from ddp.comm_hooks.plain import completed
-from ddp.reducer.bucket import gradient_strides
-from ddp.sharding import arguments, whole_state
-from ddp.sharding.sharded_buckets import ShardedBucket
-from ddp.telemetry.coded import WrongUse, WrongValue
+from ddp.groups.single_tensor import all_gather, reduce_scatter
+from ddp.reducer.bucket import gradient_strides, like_gradient
+from ddp.reducer.module import DistributedDataParallel
+from ddp.reducer.torch_reducer import reducer_of
+from ddp.sharding.shards import shard
+from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddp.reducer.grad_bucket import GradBucket
-    from ddp.reducer.module import DistributedDataParallel
     from ddp.reducer.reducer import Reducer
+
+# --- which models, parameters and optimizers are accepted ------------------------------------------
+#
+# The arguments of a `ShardedOptimizer`: what it accepts, and the error for what it does not.
+
+_ELEMENTWISE = {
+    *("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"),
+    *("Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"),
+}
+
+
+def groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return parameter groups from the forms that torch accepts: parameters, (name, parameter) pairs, or groups."""
+    given = list(params)
+    found = given if given and isinstance(given[0], dict) else [{"params": given}]
+    return [{**group, "params": _tensors(group["params"])} for group in found]
+
+
+def _tensors(params: Any) -> list[torch.Tensor]:
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    return [each[1] if isinstance(each, tuple) else each for each in listed]
+
+
+def check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise WrongType(
+            f"ShardedOptimizer needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model "
+            "first"
+        )
+    reducer_of(model, "ShardedOptimizer")
+    if model.mixed_precision is not None:
+        raise WrongValue("ShardedOptimizer does not support DDP's mixed_precision. Use torch.autocast")
+    name = optimizer_class.__name__
+    torchs = optimizer_class.__module__.startswith("torch.optim")
+    if not elementwise and not (torchs and name in _ELEMENTWISE):
+        raise WrongValue(
+            f"ShardedOptimizer splits parameters at any element, but it is not known whether {name} updates each "
+            "element independently. "
+            f"If it does, pass elementwise=True. Otherwise use one of {', '.join(sorted(_ELEMENTWISE))}"
+        )
+
+
+# --- parameters in one buffer ----------------------------------------------------------------------
+#
+# The buckets of a sharded optimizer: all parameters side by side, and this rank's shard of their gradients.
+#
+# A bucket moves its parameters into one flat tensor, in the order and layout that their gradients have in DDP's
+# bucket. A shard is therefore a slice. Gradients are reduce-scattered from DDP's bucket, and parameters are all-
+# gathered in place. The optimizer receives pieces of parameters, as one-dimensional tensors.
+
+
+class ShardedBucket:
+    """One bucket of DDP with its parameters in a flat tensor."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup, averages: bool) -> None:
+        """Move the parameters into the flat tensor.
+
+        `averages`: whether the process group divides the sums. If false, the gradients were divided before.
+        """
+        self.parameters = list(parameters)
+        self._group, self._averages = group, averages
+        self._world = group.size()
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.shard = shard(sizes, self._world, group.rank())
+        like = self.parameters[0]
+        self._room = self.shard.size * self._world
+        self._flat = torch.zeros(self._room, dtype=like.dtype, device=like.device)
+        self._move_in(sizes)
+        self._own = self._flat[self.shard.begin : self.shard.begin + self.shard.size]
+        self.pieces = [self._own[p.offset : p.offset + p.end - p.start] for p in self.shard.pieces]
+        self._coming: torch.Tensor | None = None
+        self._work: Any = None
+
+    def _move_in(self, sizes: Sequence[int]) -> None:
+        offset = 0
+        self._places = []
+        for parameter, size in zip(self.parameters, sizes, strict=True):
+            place = self._flat.as_strided(parameter.shape, gradient_strides(parameter), offset)
+            place.copy_(parameter.detach())
+            parameter.data = place
+            self._places.append(place.data_ptr())
+            offset += size
+
+    def moved_out(self) -> int | None:
+        """Return the first parameter that has left the flat tensor, for example by `module.to()` or `.data =`."""
+        for i, (parameter, place) in enumerate(zip(self.parameters, self._places, strict=True)):
+            if parameter.data_ptr() != place and parameter.numel():
+                return i
+        return None
+
+    # --- gradients ---------------------------------------------------------------------------------
+
+    def scatter(self, buffer: torch.Tensor) -> None:
+        """Launch the reduce-scatter of a bucket's gradients."""
+        # New memory in each step: an optimizer or the script may keep the gradients of earlier steps.
+        self._coming = torch.empty_like(self._own)
+        given = _real(self._pad(buffer))
+        self._work = reduce_scatter(_real(self._coming), given, self._group, self._averages)
+
+    def _pad(self, buffer: torch.Tensor) -> torch.Tensor:
+        storage, begin = buffer.untyped_storage(), buffer.storage_offset()
+        if storage.nbytes() >= (begin + self._room) * buffer.element_size():
+            return buffer.as_strided((self._room,), (1,), begin)
+        padded = buffer.new_zeros(self._room)
+        padded[: buffer.numel()].copy_(buffer)
+        return padded
+
+    def take(self, used: Callable[[int, torch.Tensor], bool]) -> None:
+        """Wait for this rank's shard. Store it in the `.grad` of the pieces, or add it if `.grad` exists."""
+        came, self._coming, work, self._work = self._coming, None, self._work, None
+        if came is not None:
+            work.wait()
+            for piece, described in zip(self.pieces, self.shard.pieces, strict=True):
+                gradient = came[described.offset : described.offset + piece.numel()]
+                if not used(described.member, gradient):
+                    continue
+                if piece.grad is None:
+                    piece.grad = gradient
+                else:
+                    piece.grad.add_(gradient)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # --- parameters --------------------------------------------------------------------------------
+
+    def gather(self) -> Any:
+        """Launch the all-gather of the parameters. -> Work"""
+        return all_gather(_real(self._flat), _real(self._own), self._group)
+
+
+def _real(flat: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+
+
+# --- state of shards, and of whole parameters ------------------------------------------------------
+#
+# Split the optimizer state of whole parameters into the state of their pieces, and join it again.
+
+# State entries of torch's optimizers that are one number for a whole parameter.
+_OF_THE_WHOLE = {"step", "mu_product", "eta", "mu"}
+
+
+def cut(state: Mapping[str, Any], parameter: torch.Tensor, start: int, end: int) -> dict[str, Any]:
+    """Return the part of a parameter's state for its elements [start, end), in memory order."""
+    return {name: _cut(name, value, parameter, start, end) for name, value in state.items()}
+
+
+def _cut(name: str, value: Any, parameter: torch.Tensor, start: int, end: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if is_elementwise(name, tuple(value.shape), parameter):
+        return _flat(value, parameter)[start:end].clone()
+    return value.clone()  # a copy: otherwise the step would also increment the counter in the caller's state
+
+
+def is_elementwise(name: str, shape: tuple[int, ...], parameter: torch.Tensor) -> bool:
+    """Whether an entry of a whole parameter's state has a number for each element of the parameter."""
+    return name not in _OF_THE_WHOLE and shape == tuple(parameter.shape)
+
+
+def _flat(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    laid_out = like_gradient(parameter, value).copy_(value)
+    return laid_out.as_strided((value.numel(),), (1,))
+
+
+def put_together(
+    pieces: Iterable[tuple[int, int, Mapping[str, Any]]], parameter: torch.Tensor
+) -> dict[str, Any]:
+    """Join the states of all pieces of a parameter, given as (start, end, state), into the parameter's state."""
+    whole: dict[str, Any] = {}
+    for start, end, state in pieces:
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor) or value.shape != (end - start,) or name in _OF_THE_WHOLE:
+                whole[name] = value
+                continue
+            if name not in whole:
+                whole[name] = like_gradient(parameter, value)
+            whole[name].as_strided((parameter.numel(),), (1,))[start:end] = value
+    return whole
+
+
+# --- the optimizer ---------------------------------------------------------------------------------
 
 
 class ShardedOptimizer(Optimizer, Joinable):
@@ -55,10 +238,10 @@ class ShardedOptimizer(Optimizer, Joinable):
         elementwise: bool = False,
         **defaults: Any,
     ) -> None:
-        arguments.check(model, optimizer_class, elementwise)
+        check(model, optimizer_class, elementwise)
         self._model = model
         self._group: dist.ProcessGroup = model.process_group
-        self._groups = arguments.groups(model.parameters() if params is None else params)
+        self._groups = groups(model.parameters() if params is None else params)
         self._whole = [parameter for group in self._groups for parameter in group["params"]]
         self._check_parameters()
         self._lay_out()
@@ -257,7 +440,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         of: dict[int, list[tuple[int, int, dict[str, Any]]]] = {}
         for number, start, end, state in (each for of_rank in states for each in of_rank):
             of.setdefault(number, []).append((start, end, state))
-        whole = {i: whole_state.put_together(of[i], self._whole[i]) for i in sorted(of)}
+        whole = {i: put_together(of[i], self._whole[i]) for i in sorted(of)}
         return {"state": whole, "param_groups": self.numbered_groups()}
 
     def numbered_groups(self) -> list[dict[str, Any]]:
@@ -284,7 +467,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._check_groups(groups)
         named = [number for group in groups for number in group["params"]]
         state = {
-            i: whole_state.cut(state_dict["state"][named[number]], self._whole[number], start, end)
+            i: cut(state_dict["state"][named[number]], self._whole[number], start, end)
             for i, (number, start, end) in enumerate(self._numbered)
             if named[number] in state_dict["state"]
         }
@@ -325,7 +508,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         return [self._local.state.get(piece, {}) for piece in pieces]
 
     def is_elementwise(self, number: int, name: str, shape: tuple[int, ...]) -> bool:
-        return whole_state.is_elementwise(name, shape, self._whole[number])
+        return is_elementwise(name, shape, self._whole[number])
 
     def load_ranges(self, states: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
         """Load the states of the pieces, and the settings of the groups."""

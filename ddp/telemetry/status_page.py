@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import page_writer
-from .page_layout import (
+from .page_writer import (
     BACKWARD,
     CHECKPOINT,
     COMMUNICATE,

@@ -8,47 +8,377 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
+import json
 import os
 import sys
+import time
+import zlib
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import (
-    collective_marks,
-    comm_words,
-    ending,
-    group_marks,
-    guard,
-    patience,
-    profiling,
-    status_page,
-    step_profile,
-    torch_api,
-    torch_names,
-)
+from . import collective_marks, comm_words, guard, profiling, status_page, torch_api, torch_names
+from .collective_marks import format_ranks, given_timeout_s
 from .observing import Observer
-from .status_page import BACKWARD, CHECKPOINT, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
+from .page_writer import LONGEST_NAME
+from .status_page import BACKWARD, CHECKPOINT, COMMUNICATE, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
+
+try:
+    from . import _ending as _compiled
+except ImportError:  # installed without a compiler: the race in torch remains
+    _compiled = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .status_page import Page
+
+# --- the end of a rank: its exit code --------------------------------------------------------------
+#
+# Keep the exit code of a rank that ends while threads of torch are still running.
+#
+# A Gloo thread needs the GIL to release a tensor. If it asks for the GIL while the interpreter shuts down, Python
+# aborts the process (ddp/telemetry/_core/ending.c explains how). So the exit handler first waits 2 ms for such
+# threads. A thread that asks for the GIL after that blocks until the process has ended. Process groups are not
+# destroyed, because their destructors would wait for these threads.
+
+_GRACE_S = 0.002
+
+
+def install_ending() -> None:
+    """Install the exit handlers.
+
+    Call this after torch (and its C++ runtime) was loaded. A second call has no effect.
+    """
+    # From 3.14 on, Python itself makes such threads wait.
+    if _compiled is not None and sys.version_info < (3, 14) and not _compiled.outlive_threads():
+        atexit.register(_let_threads_end)
+
+
+def _let_threads_end() -> None:
+    for group in torch_api.groups():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    if torch_api.is_loaded():
+        time.sleep(_GRACE_S)  # without the GIL
+
+
+# --- the creation of process groups ----------------------------------------------------------------
+#
+# Record on the status page which process groups a script creates, and how long it lets them wait.
+
+_OUR_BACKENDS = ("shm", "hier")
+_FORMING = "init_process_group"
+
+
+def mark_group_creation(page: Page) -> None:
+    """Record the creation of groups as a collective of their ranks, since ranks may wait there for one that is missing.
+
+    The timeout that the script gives the group is recorded before the group is created, because a rank may wait up to
+    this timeout for the others.
+    """
+
+    status_page.keep("forming", {})
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Creation:
+        page.group_timeout(given_timeout_s(kwargs.get("timeout")))
+        op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
+        creation = _Creation(args[3] if len(args) > 3 else "")
+        if len(ranks) >= 2:
+            creation.phase = page.mark(COMMUNICATE)
+            creation.ticket = page.enter(_creators(page, op, ranks), op, "", 0, 0, -1, False, 0)
+        return creation
+
+    def after(creation: _Creation) -> None:
+        if creation.phase is not None:
+            page.phase(creation.phase)  # a script that starts is still starting after this
+        if creation.ticket:  # not after an error: the page keeps showing where the rank was
+            page.leave(creation.ticket)
+
+    def wrap(make: Callable[..., Any]) -> Callable[..., Any]:
+        return Observer("the record of new groups").around(make, before, after, _explain_backend)
+
+    torch_api.patch(torch_names.NEW_GROUP, wrap)
+
+
+class _Creation:
+    __slots__ = ("backend", "phase", "ticket")
+
+    def __init__(self, backend: object) -> None:
+        self.backend = str.__str__(backend) if isinstance(backend, str) else ""
+        self.phase: int | None = None  # before it
+        self.ticket = 0
+
+
+def _explain_backend(error: Exception, creation: _Creation) -> None:
+    """torch says "Unknown backend type shm", and nothing about the import that registers it."""
+    creation.ticket = 0
+    if creation.backend in _OUR_BACKENDS and "ddp.shm" not in sys.modules:
+        error.add_note(
+            f'"{creation.backend}" is a backend of ddp-launch. Add `import ddp.shm` before this call.'
+        )
+
+
+def _creation(
+    size: int = -1, rank: int | None = -1, ranks_in_group: Sequence[int] | None = None, *_more: object
+) -> tuple[str, list[int]]:
+    """Return the function and the ranks in the launcher's numbering.
+
+    The list is empty if the ranks are unknown or this rank is not a member.
+    """
+    from torch.distributed import get_rank, get_world_size, is_initialized
+
+    ours = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    if ranks_in_group == []:
+        return _FORMING, list(range(size)) if (str(size), str(rank)) == ours else []
+    known = is_initialized() and (str(get_world_size()), str(get_rank())) == ours
+    return "new_group", sorted(ranks_in_group or ()) if known and rank is not None else []
+
+
+def _creators(page: Page, op: str, ranks: list[int]) -> int:
+    """Return the group number on the status page:
+
+    the same for the same ranks, so that the next creation continues its count.
+    """
+    members = format_ranks(ranks)
+    name = op if op == _FORMING else f"({members})"
+    if len(name) > LONGEST_NAME:
+        name = f"({members[:24]}... {zlib.crc32(members.encode()):08x})"
+    known: dict[str, int] = status_page.kept("forming")
+    number = known.get(name)
+    return known.setdefault(name, page.group(name, len(ranks), members)) if number is None else number
+
+
+# --- patience: long timeouts while a rank is debugged ----------------------------------------------
+#
+# Long timeouts for process groups while a person debugs one rank: the others wait for it in a collective.
+#
+# The launcher sets DDP_DEBUG in all ranks. torch's functions are wrapped rather than given other defaults, because a
+# script may pass a timeout of its own.
+
+VARIABLE = "DDP_DEBUG"
+LONG = timedelta(days=7)
+_FUNCTIONS = ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration")
+
+
+def install_patience() -> None:
+    """Wrap the functions that make groups, if a rank is debugged. torch must be imported."""
+    if not os.environ.get(VARIABLE):
+        return
+    import torch.distributed
+
+    modules = [torch.distributed, sys.modules.get("torch.distributed.distributed_c10d")]
+    for name in _FUNCTIONS:
+        original = getattr(modules[0], name, None)
+        if callable(original):
+            patient = _patient(original)
+            for module in modules:
+                if getattr(module, name, None) is original:
+                    setattr(module, name, patient)
+
+
+def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
+    import inspect
+
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return make(*args, **kwargs)  # which raises it for the script
+        given.arguments["timeout"] = LONG
+        return make(*given.args, **given.kwargs)
+
+    return wrapped
+
+
+# --- the profile of steps for ddp-launch plan ------------------------------------------------------
+#
+# Records some training steps of this rank for `ddp-launch plan`, and then ends the rank.
+#
+# For each step it records when the gradient of each parameter was ready, and how long the rank computed. The time
+# between the last gradient and the end of the backward is communication, and is not counted. The parameters are
+# those of the script's optimizers, so the model need not be wrapped. On an accelerator, moments are events in the
+# stream, which are read after the last step.
+#
+# If several ranks run, they also measure all-reduces of some sizes. All ranks have made the same number of steps
+# then.
+
+PATH, STEPS = "DDP_STEP_PROFILE", "DDP_STEP_PROFILE_STEPS"
+WARM_UP = 5
+_FEWEST = 3
+_SIZES = tuple(1 << exponent for exponent in (2, 16, 20, 22, 24, 26))
+_REPEATS = 5
+
+
+def install_step_profile() -> None:
+    """Record if the launcher asks for it. torch must be imported before."""
+    path = os.environ.get(PATH)
+    if path:
+        _Recorder(path, int(os.environ.get(STEPS, "20"))).install()
+
+
+class _Recorder:
+    def __init__(self, path: str, steps: int) -> None:
+        self._path, self._wanted = path, steps
+        self._known: dict[int, int] = {}  # id of a parameter -> its place in the lists
+        self._sizes: list[int] = []
+        self._now: Callable[[], Any] = time.perf_counter
+        self._device = "cpu"
+        self._first: Any = None  # the optimizer whose steps are counted
+        self._count = 0
+        self._began: Any = None
+        self._ended: Any = None
+        self._stepped: Any = None
+        self._at: list[Any] = []
+        self._steps: list[tuple[Any, ...]] = []
+
+    def install(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        observer = Observer("the profile of steps")
+        register_optimizer_step_pre_hook(observer.guarded(self._before_step))
+        register_optimizer_step_post_hook(observer.guarded(self._after_step))
+        torch_api.patch(torch_names.RUN_BACKWARD, lambda run: observer.around(run, self._begin, self._end))
+        atexit.register(observer.guarded(self._write))
+
+    def _begin(self, _args: Any, _kwargs: Any) -> bool:
+        self._began = self._now()
+        self._at = [None] * len(self._sizes)
+        return True
+
+    def _end(self, _began: bool) -> None:
+        self._ended = self._now()
+
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._first = self._first or optimizer
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._known:
+                    self._follow(parameter)
+
+    def _follow(self, parameter: Any) -> None:
+        if hasattr(parameter, "device_mesh"):
+            self._fail("its parameters are sharded (DTensor). Profile the model without fully_shard")
+        place = self._known[id(parameter)] = len(self._sizes)
+        self._sizes.append(parameter.numel() * parameter.element_size())
+        if parameter.device.type != "cpu" and self._device == "cpu":
+            self._device, self._now = parameter.device.type, _device_clock(parameter.device)
+
+        def arrived(_gradient: Any) -> None:
+            if place < len(self._at):
+                self._at[place] = self._now()
+
+        parameter.register_hook(arrived)
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if optimizer is not self._first:
+            return
+        before, self._stepped = self._stepped, self._now()
+        self._count += 1
+        if self._count > WARM_UP and self._began is not None:
+            self._steps.append((before, self._began, self._at, self._ended, self._stepped))
+        if len(self._steps) == self._wanted:
+            self._write()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _write(self) -> None:
+        if len(self._steps) < _FEWEST or not self._sizes:
+            return
+        record = {
+            "device": self._device,
+            "gradients": self._gradients(),
+            "steps": [self._computing(step) for step in self._steps],
+            "inside": self._measured_inside() if len(self._steps) == self._wanted else [],
+        }
+        self._leave(record)
+        self._steps = []
+
+    def _gradients(self) -> list[tuple[int, float]]:
+        """Bytes and the median arrival of each gradient that arrives in every step."""
+        found = []
+        for place, nbytes in enumerate(self._sizes):
+            moments = [(began, at[place]) for _, began, at, _, _ in self._steps if place < len(at)]
+            arrivals = sorted(_between(began, at) for began, at in moments if at is not None)
+            if arrivals:
+                found.append((nbytes, arrivals[len(arrivals) // 2]))
+        return found
+
+    def _computing(self, step: tuple[Any, ...]) -> float:
+        before, began, at, ended, stepped = step
+        last = max((_between(began, moment) for moment in at if moment is not None), default=0.0)
+        return _between(before, stepped) - max(0.0, _between(began, ended) - last)
+
+    def _measured_inside(self) -> list[tuple[int, float]]:
+        import torch
+        from torch import distributed
+
+        if not distributed.is_available() or not distributed.is_initialized():
+            return []
+        if distributed.get_world_size() == 1:
+            return []
+        return [(nbytes, self._all_reduce(torch, distributed, nbytes)) for nbytes in _SIZES]
+
+    def _all_reduce(self, torch: Any, distributed: Any, nbytes: int) -> float:
+        tensor = torch.zeros(nbytes // 4, device=self._device)
+        taken = []
+        for _ in range(_REPEATS + 1):
+            distributed.barrier()
+            began = self._now()
+            distributed.all_reduce(tensor)
+            taken.append((began, self._now()))
+        return sorted(_between(*each) for each in taken[1:])[_REPEATS // 2]
+
+    def _leave(self, record: dict[str, Any]) -> None:
+        path = f"{self._path}.{os.environ.get('RANK', '0')}"
+        with open(f"{path}.part", "w") as file:
+            json.dump(record, file)
+        os.replace(f"{path}.part", path)
+
+    def _fail(self, reason: str) -> None:
+        self._leave({"problem": reason})
+        os._exit(1)
+
+
+def _device_clock(device: Any) -> Callable[[], Any]:
+    import torch
+
+    def now() -> Any:
+        event = torch.Event(device=device, enable_timing=True)
+        event.record()
+        return event
+
+    return now
+
+
+def _between(began: Any, ended: Any) -> float:
+    if isinstance(began, float):
+        return float(ended - began)
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
+
+
+# --- phases and steps ------------------------------------------------------------------------------
 
 
 def install() -> None:
     """Install the wrappers once per process, if its page is read. torch must be imported before."""
     torch_api.warn_once()
-    ending.install()
-    patience.install()
+    install_ending()
+    install_patience()
     if not status_page.is_read() or not status_page.once("marks"):
         return
     page = status_page.page()
     atexit.register(page.phase, EXITING)
-    for mark in (*_MARKS, group_marks.mark_group_creation):
+    for mark in (*_MARKS, mark_group_creation):
         with contextlib.suppress(ImportError, AttributeError):  # the warning says what this torch lacks
             mark(page)
-    step_profile.install()
+    install_step_profile()
     if status_page.traces_collectives():
         torch_api.switch_recorder_on()
         collective_marks.install(page)

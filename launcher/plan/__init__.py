@@ -1,7 +1,7 @@
 """`ddp-launch plan`: predicts how a job would run on more nodes, from one profiled step and a model of the network.
 
 Theory of operation. A few steps of the script run on this machine. Each rank records when its gradients are ready, and
-how long the rest of a step takes (`ddp/telemetry/step_profile.py`). From this profile, the model calculates a step of
+how long the rest of a step takes (`ddp/telemetry/torch_marks.py`). From this profile, the model calculates a step of
 any number of ranks:
 
 - Gradients are put into buckets as DDP does it (`buckets`).

@@ -170,7 +170,7 @@ def _inside(profile: Profile, asked: float | None) -> Link:
 #
 # Runs some steps of the script on this machine, and reads the profiles that its ranks leave.
 
-_PATH, _STEPS = "DDP_STEP_PROFILE", "DDP_STEP_PROFILE_STEPS"  # ddp/telemetry/step_profile.py reads them
+_PATH, _STEPS = "DDP_STEP_PROFILE", "DDP_STEP_PROFILE_STEPS"  # ddp/telemetry/torch_marks.py reads them
 _SHOWN_LINES = 15
 _STOP_S = 30.0
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp.telemetry import page_layout
+from ddp.telemetry import page_writer
 from launcher.health import page
 from launcher.health.page import (
     BLOCKS,
@@ -63,7 +63,7 @@ def test_the_docs_say_what_lies_where() -> None:
 
 
 def test_writer_and_reader_mean_the_same_places() -> None:
-    ours = page_layout
+    ours = page_writer
     places = [ours.PROGRESS_AT, ours.SECTION_AT, ours.MESSAGE_AT, ours.ERROR_AT, ours.RING_AT, ours.GROUPS_AT]
     blocks = (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0], TOTALS)
     assert [*places, ours.TOTALS_AT] == [block.at for block in blocks]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp.telemetry import patience
+from ddp.telemetry import torch_marks
 
 
 @pytest.fixture
@@ -37,15 +37,15 @@ def test_the_timeout_is_long_where_a_rank_is_debugged(
     distributed: Any, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("DDP_DEBUG", "other")
-    patience.install()
+    torch_marks.install_patience()
     distributed.init_process_group("gloo", **words)
     distributed.init_process_group("gloo", timedelta(seconds=1), 3)
-    assert distributed.calls == [("gloo", patience.LONG, -1), ("gloo", patience.LONG, 3)]
+    assert distributed.calls == [("gloo", torch_marks.LONG, -1), ("gloo", torch_marks.LONG, 3)]
     assert distributed.init_process_group.__name__ == "init_process_group"
 
 
 def test_nothing_changes_otherwise(distributed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DDP_DEBUG", raising=False)
     original = distributed.init_process_group
-    patience.install()
+    torch_marks.install_patience()
     assert distributed.init_process_group is original

@@ -12,9 +12,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ddp.telemetry import status_page
-from ddp.telemetry.collective_facts import UNKNOWN, options_with_mode, tensor_facts
-from ddp.telemetry.gloo_sockets import GlooSockets
+from ddp.telemetry.collective_marks import UNKNOWN, options_with_mode, tensor_facts
 from ddp.telemetry.observing import Observer, _observers
+from ddp.telemetry.peers import GlooSockets
 
 # Observers that raise. They are written in C: code of this file would count as code of the program.
 RAISES: Any = int  # of a tuple and a dictionary, or of a text

@@ -12,15 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp.telemetry import (
-    collective_marks,
-    group_marks,
-    guard,
-    status_page,
-    torch_api,
-    torch_marks,
-    torch_names,
-)
+from ddp.telemetry import collective_marks, guard, status_page, torch_api, torch_marks, torch_names
 from ddp.telemetry.torch_names import NAMES, Name, Use
 
 if TYPE_CHECKING:
@@ -54,7 +46,7 @@ def put_marks() -> list[str]:
     page = status_page.page()
     for mark in (
         *torch_marks._MARKS[1:],
-        group_marks.mark_group_creation,
+        torch_marks.mark_group_creation,
     ):
         with contextlib.suppress(ImportError, AttributeError):
             mark(page)

@@ -11,7 +11,7 @@ import world
 import wrapped_models as models
 from world import Failed, World
 
-from ddp.groups import sharded_models
+from ddp.groups import wrappers
 from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def test_what_fsdp_lacks_is_said_when_the_training_begins(monkeypatch: pytest.Mo
         for (told,) in ranks.run(world.begins_to_train):
             assert told.startswith("the model is sharded (FullyShardedDataParallel): FSDP1 cannot go on")
     monkeypatch.setattr(torch_api, "has", lambda _name: False)
-    assert "torch 2.13 and later can" in sharded_models._obstacle_of([torch.nn.Linear(1, 1)])
+    assert "torch 2.13 and later can" in wrappers._obstacle_of([torch.nn.Linear(1, 1)])
 
 
 def test_a_model_of_fsdp1_that_is_made_while_training_is_noted() -> None:

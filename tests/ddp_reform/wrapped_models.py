@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchsDdp
 import ddp
 from ddp import comm_hooks
 from ddp.comm_hooks import PowerSGD
-from ddp.groups import sharded_models, wrappers
+from ddp.groups import wrappers
 from ddp.telemetry import torch_api, torch_names
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -208,9 +208,9 @@ def count_searches(state: dict[str, Any]) -> None:
 
 def found_in_both_ways(state: dict[str, Any]) -> int:
     """How many modules in shards there are: in torch's table, and in the search that replaces it."""
-    in_table, has = sharded_models.in_shards(), torch_api.has
+    in_table, has = wrappers.in_shards(), torch_api.has
     torch_api.has = lambda name: name is not torch_names.STATES_OF_MODULES and has(name)
-    searched, torch_api.has = sharded_models.in_shards(), has
+    searched, torch_api.has = wrappers.in_shards(), has
     assert set(map(id, in_table)) == set(map(id, searched))
     return len(in_table)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ddp.elastic import healing
 from ddp.groups.reform import CannotReform
-from ddp.telemetry import blocked_thread, release, status_page, torch_api
+from ddp.telemetry import blocked_thread, guard, status_page, torch_api
 from ddp.telemetry import guard as guards
 from ddp.telemetry.blocked_thread import BlockedThread
 from ddp.telemetry.guard import Continue, Guard
@@ -158,13 +158,13 @@ def test_a_rank_that_cannot_leave_its_collective_ends(
 ) -> None:
     """Nothing can end an operation that Gloo has forgotten: it is blocked without end, and nobody could tell why."""
     ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-    monkeypatch.setattr(release, "_end_process", ended.put)
-    guard = Guard(agent.path)
-    agent.hears(guard)
-    waiting("torch.distributed.distributed_c10d", BLOCKED, lambda: guard.heals(True))
+    monkeypatch.setattr(guard, "_end_process", ended.put)
+    rank = Guard(agent.path)
+    agent.hears(rank)
+    waiting("torch.distributed.distributed_c10d", BLOCKED, lambda: rank.heals(True))
     agent.sends(pause={"generation": 4, "reason": "rank 0 died"})
     assert ended.get(timeout=60.0) == "wait in torch.distributed.distributed_c10d"
-    guard.end()
+    rank.end()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from nccl_like.flight import RECORDER, Recorder
 from nccl_like.mesh import _HEAD, Gone, Mesh
 from nccl_like.stream import Operation
 
-from ddp.telemetry import guard, release
+from ddp.telemetry import guard
 from launcher.health.dumps import _request_dump, parsed, those_there
 from launcher.health.flight_recorder import analysed
 from launcher.health.nccl_env import DUMP_FILE, PIPE_FILE
@@ -118,7 +118,7 @@ def test_the_guard_sees_the_error_of_a_communicator_and_no_call_raises_it(group:
     work = dist.all_reduce(tensor, async_op=True)
     await_true(lambda: guard._status(backend) == "COMM_ERROR")
     assert not work.is_success()
-    release._abort(group)
+    guard._abort(group)
     assert work.wait()  # without an error
     assert tensor.isnan().all()
     with pytest.raises(dist.DistBackendError, match="NCCL communicator was aborted on rank 0"):

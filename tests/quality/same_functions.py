@@ -44,7 +44,9 @@ def _imported_modules(tree: ast.Module) -> Iterator[str]:
     variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     variables |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").partition(".")[0] in PACKAGES
+        ):
             found = {each.asname or each.name for each in node.names if each.name.islower()}
             yield from found - variables
 
