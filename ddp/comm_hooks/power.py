@@ -15,7 +15,7 @@ from torch.distributed import GradBucket
 from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Memory, Resumable
 from ddp.comm_hooks.staged import Stages
-from ddp.reducer.host_copy import to_device
+from ddp.reducer.device import to_device
 from ddp.telemetry.coded import WrongValue
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -22,8 +22,8 @@ import torch
 from ddp.diagnostics import bucket_search
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.reducer import agreement
-from ddp.reducer.clock import clock_of
 from ddp.reducer.collectives import gather_rows
+from ddp.reducer.device import clock_of
 from ddp.reducer.plan import MIB, Limits
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from ddp.diagnostics import numerics_report
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.numerics_report import RankReport
 from ddp.reducer.collectives import gather_rows
-from ddp.reducer.host_copy import HostCopy
+from ddp.reducer.device import HostCopy
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import capture, torch_api, torch_names
 from ddp.telemetry.coded import Coded, WrongValue

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ddp.diagnostics import timeline
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
-from ddp.reducer.clock import clock_of
+from ddp.reducer.device import clock_of
 from ddp.reducer.torch_reducer import reducer_of
 
 if TYPE_CHECKING:

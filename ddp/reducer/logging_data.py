@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddp.reducer.clock import clock_of
+from ddp.reducer.device import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

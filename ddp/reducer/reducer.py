@@ -31,10 +31,10 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.distributed.autograd import get_gradients, is_available
 
-from ddp.reducer import agreement, errors, extensions, plan, streams
+from ddp.reducer import agreement, errors, extensions, plan
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
-from ddp.reducer.host_copy import HostCopy, to_device
+from ddp.reducer.device import HostCopy, follow_streams, note_stream, to_device
 from ddp.reducer.logging_data import Stopwatch
 from ddp.telemetry import torch_api, torch_names
 
@@ -486,7 +486,7 @@ class Reducer:
     def _gather(self, step: Step, chunk: plan.Chunk) -> None:
         with torch.no_grad():
             self.operations.gather(chunk.bucket, chunk.start, chunk.end)
-        streams.note(step.streams, chunk.bucket, self.parameters[chunk.members[0]].device)
+        note_stream(step.streams, chunk.bucket, self.parameters[chunk.members[0]].device)
 
     def _launch_full(self, step: Step) -> None:
         """Launch full buckets in the order of the plan."""
@@ -507,7 +507,7 @@ class Reducer:
         if skips and self.looks_for_unused and step.unused.issuperset(members):
             return
         step.reduced += 1
-        streams.follow(step.streams.get(bucket, ()), self.parameters[members[0]].device)
+        follow_streams(step.streams.get(bucket, ()), self.parameters[members[0]].device)
         with torch.no_grad():
             step.works[bucket] = self.operations.launch(bucket)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import ddp
 from ddp.diagnostics import bucket_search
-from ddp.reducer.clock import clock_of
+from ddp.reducer.device import clock_of
 
 SLOW = 0.02
 MS = 1_000_000

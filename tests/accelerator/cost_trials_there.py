@@ -11,7 +11,7 @@ import torch.distributed as dist
 from averaging_trials_there import batch, layers, loss_of
 
 from ddp import DistributedDataParallel
-from ddp.reducer import streams
+from ddp.reducer import device as under_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,12 +69,14 @@ def a_launch_follows_the_copies(_rank: int) -> None:
     noted: dict[int, list[torch.Stream]] = {}
     with side:
         bucket.add_(1)
-        streams.note(noted, 0, device)
-        streams.note(noted, 0, device)
+        under_test.note_stream(noted, 0, device)
+        under_test.note_stream(noted, 0, device)
     assert noted == {0: [side]}
-    streams.follow(noted[0], device)
+    under_test.follow_streams(noted[0], device)
     sent = bucket.clone()
     gate.open()
     assert sent.tolist() == [1.0] * 3
-    streams.follow([torch.accelerator.current_stream(device)], device)  # it does not wait for itself
-    assert not streams.has_streams("cpu")
+    under_test.follow_streams(
+        [torch.accelerator.current_stream(device)], device
+    )  # it does not wait for itself
+    assert not under_test.has_streams("cpu")
