@@ -6,6 +6,7 @@ import platform
 
 from launcher.preflight import versions
 from launcher.preflight.versions import torch_version
+from launcher.template.torch_release import too_old
 from launcher.version import VERSION
 from rendezvous.values.wire_names import PROTOCOL
 
@@ -19,9 +20,14 @@ def text() -> str:
     return "\n".join(
         (
             f"ddp-launch {VERSION}",
-            f"torch {torch_version() or 'not installed'}",
+            _torch(torch_version()),
             f"core {core}",
             f"protocol {PROTOCOL}",
             f"python {platform.python_version()}",
         )
     )
+
+
+def _torch(version: str) -> str:
+    words = too_old(version)
+    return f"torch {version or 'not installed'}" + (f": {words}" if words else "")

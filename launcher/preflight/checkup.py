@@ -323,13 +323,16 @@ class Versions:
         return " ".join(f"{name}={getattr(self, name)}" for name in self.__slots__ if getattr(self, name))
 
 
-def judge_versions(versions: Versions) -> Check:
+def judge_versions(versions: Versions, problem: str = "") -> Check:
+    """`problem`: what is wrong with one of them, if that is known."""
     if not versions.torch:
         found = f"torch is not installed for the ranks' Python {versions.python}".rstrip()
         # Not every script needs torch; one that does fails with its own message.
         return Check(
             "versions", Grade.SKIPPED, f"{found}; install torch, or set PYTHON_EXEC to another Python"
         )
+    if problem:
+        return Check("versions", Grade.FAIL, problem)
     return Check("versions", Grade.OK, ", ".join(part.replace("=", " ") for part in str(versions).split(" ")))
 
 

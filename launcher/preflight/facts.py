@@ -23,6 +23,7 @@ from launcher.output.log_folder import temporary_roots
 from launcher.preflight import checkup, host, versions
 from launcher.preflight.checkup import MB, Check, Gpus, Grade, Report, skipped
 from launcher.sources.source import Source, SourceFailed
+from launcher.template.torch_release import too_old
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +119,8 @@ def _has_other_python(spec: LaunchSpec) -> bool:
 def _versions(spec: LaunchSpec) -> Check:
     if _has_other_python(spec):
         return skipped("versions", f"not checked: the ranks use another Python ({spec.python})")
-    return checkup.judge_versions(versions.versions(spec.python))
+    had = versions.versions(spec.python)
+    return checkup.judge_versions(had, too_old(had.torch))
 
 
 def _bound_of(name: str, full: bool) -> float:

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors, fast_exit, freshness, import_variables, threshold
+from . import descriptors, fast_exit, freshness, import_variables, threshold, torch_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -108,10 +108,10 @@ def _without_gc(do_import: Callable[[], str]) -> str:
 
 def _import_torch() -> str:
     try:
-        import torch  # noqa: F401
+        import torch
     except Exception as error:  # a missing library, a broken installation: the error says which
         return f"cannot import torch in the Python of the ranks ({type(error).__name__}: {error})"
-    return ""
+    return torch_release.too_old(str(getattr(torch, "__version__", "")))
 
 
 def _preload(names: list[str]) -> str:

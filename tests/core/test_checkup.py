@@ -36,6 +36,7 @@ from launcher.preflight.checkup import (
     judge_versions,
     skipped,
 )
+from launcher.template.torch_release import too_old
 
 OK, WARN, FAIL, SKIPPED = Grade.OK, Grade.WARN, Grade.FAIL, Grade.SKIPPED
 
@@ -134,6 +135,23 @@ def test_versions_in_words_and_for_the_service():
     assert str(had) == "python=3.11.7 torch=2.13.0+cpu nccl=2.27.3"
     assert judge_versions(had).found == "python 3.11.7, torch 2.13.0+cpu, nccl 2.27.3"
     assert judge_versions(Versions("3.11.7")).grade is Grade.SKIPPED
+    old = judge_versions(Versions("3.11.7", "2.7.1"), too_old("2.7.1"))
+    assert (old.grade, old.found) == (FAIL, "needs torch 2.8 or newer, found 2.7.1: upgrade torch")
+
+
+@pytest.mark.parametrize(
+    ("release", "old"),
+    [
+        ("2.7.1+cpu", True),
+        ("1.13.1", True),
+        ("2.8.0", False),
+        ("2.16.0.dev20261101", False),
+        ("3.0.0", False),
+        ("", False),
+    ],
+)
+def test_a_torch_that_is_too_old_is_known(release, old):
+    assert bool(too_old(release)) is old
 
 
 # --- GPUs (tests/shell/test_gpu_faults.py plays the faults) ------------------------------------------------

@@ -143,7 +143,7 @@ ROOMS = {
         "start": set(
             "agent daemon_threads ending_file ranks settings supervision template warm_pool wiring".split()
         ),
-        "about": {"preflight", "version"},
+        "about": {"preflight", "template", "version"},
         "manual": {"settings"},
         "plan": {"settings"},
         "completion": {"manual", "settings"},

@@ -93,3 +93,11 @@ def test_a_first_step_does_not_import_what_was_preloaded(launch: Launch, tmp_pat
     job = launched(launch, tmp_path, {}, "--preload", "torch._dynamo", source=source, fake_torch=None)
     assert job.wait(200.0) == 0, job.stderr()
     assert job.stdout().count("True True") == 2, job.stdout() + os.linesep + job.stderr()
+
+
+def test_a_torch_that_is_too_old_is_named_and_the_job_runs(launch: Launch) -> None:
+    """Our store and what we know of torch begin with 2.8."""
+    job = launch("--nproc-per-node", "1", source="print('ran')", fake_torch='__version__ = "2.7.1+cpu"\n')
+    assert job.wait() == 0
+    assert "ran" in job.stdout()
+    assert "needs torch 2.8 or newer, found 2.7.1+cpu: upgrade torch" in job.stderr()
