@@ -17,10 +17,10 @@ from rendezvous.values.questions import CannotAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rendezvous.client.session import Answerer, Session
+    from rendezvous.client.session import Session
     from rendezvous.service.owner import Record
     from rendezvous.values.events import Event, FromAgent, ToAgent
-    from rendezvous.values.questions import Remark, RestartTimes, Told, Wanted
+    from rendezvous.values.questions import Answerer, Remark, RestartTimes, Told, Wanted
     from rendezvous.values.types import AgentId
 
 

@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from rendezvous.client.options import ClientOptions
-    from rendezvous.client.session import Answerer
     from rendezvous.client.session_rules import SessionEvent
     from rendezvous.values.events import FromAgent, ToAgent
-    from rendezvous.values.questions import FromConversation, Remark, RestartTimes
+    from rendezvous.values.questions import Answerer, FromConversation, Remark, RestartTimes
     from rendezvous.values.types import AgentId
 
 

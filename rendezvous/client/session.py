@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from rendezvous.client.options import ClientOptions
     from rendezvous.values.events import FromAgent, ToAgent
-    from rendezvous.values.questions import Remark, RestartTimes, Told, Wanted
+    from rendezvous.values.questions import Answerer, Remark, RestartTimes
     from rendezvous.values.types import AgentId
-
-    Answerer = Callable[[Wanted], Awaitable[Told]]
 
 
 class Session(Protocol):

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rendezvous.machine import step
 from rendezvous.replay.player import decided, event_words
 from rendezvous.replay.records import Do, Hear, Load, Machine, Record, Start
-from rendezvous.rounds.admission import renew_leases
-from rendezvous.rounds.resume import resume
+from rendezvous.rounds.admission import renew_leases, resume
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,

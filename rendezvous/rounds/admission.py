@@ -20,7 +20,17 @@ from rendezvous.rounds.orders import consider_growth
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.sealing import gather, is_forgotten, missed_messages, remember_generation, waiting
 from rendezvous.rounds.stopping import after_loss, exclude, interrupt
-from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell
+from rendezvous.values.events import (
+    AgentJoined,
+    Disagreement,
+    Effect,
+    Ended,
+    Notice,
+    RefusalKind,
+    Refused,
+    SetDeadline,
+    Tell,
+)
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import (
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rendezvous.values.types import AgentId, JobSpec, NodeFacts
+
 
 _USAGE_DISAGREES = 78
 _TURNED_AWAY = 77
@@ -367,3 +378,48 @@ def check_leases(state: JobState, now: float) -> Result:
         return state, effects
     due = min((at + lease_s for at in state.leases.values()), default=None)
     return replace(state, timers=replace(state.timers, lease_check_at=due)), effects
+
+
+# --- resume: take over a job from its snapshot, after the service has crashed or given it up --------
+#
+# The times in a snapshot use the clock of the process that wrote it. After a resume, each timeout keeps the remaining
+# time that it had in the snapshot. The service sends every member the current state, since the member may have missed
+# it. Every member gets a new lease, since its heartbeats could not arrive in the meantime. This first lease is at
+# least 15 s long, because a disconnected agent tries to reconnect only every few seconds while its ranks run. In a
+# large job it is longer: the service accepts thousands of agents one after the other, and those that wait for it are
+# not lost.
+
+_FIRST_LEASE_S = 15.0  # at least
+_CROWD = 400  # members: more of them have a longer first lease ...
+_MAX_TIME_FACTOR = 4.0  # ... in proportion, up to this factor, as the patience of agents (session_rules.py)
+
+
+def resume(state: JobState, now: float) -> Result:
+    state = _with_own_clock(state, now)
+    messages: list[Effect] = [
+        Tell(m.agent, message) for m in by_arrival(state) for message in missed_messages(state, m)
+    ]
+    return state, (*messages, SetDeadline(state.deadline_at))
+
+
+def _with_own_clock(state: JobState, now: float) -> JobState:
+    by_s = now - state.as_of
+    timers, renewed_at = replace(state.timers.shifted(by_s), examine_at=None), now
+    if state.spec is not None and len(state.members) and state.outcome is None:
+        timers = replace(timers, lease_check_at=now + state.spec.lease_s)
+        factor = min(max(1.0, len(state.members) / _CROWD), _MAX_TIME_FACTOR)
+        renewed_at = now + max(0.0, factor * _FIRST_LEASE_S - state.spec.lease_s)
+    excluded = (
+        (n, x if x.until is None else replace(x, until=x.until + by_s)) for n, x in state.excluded.items()
+    )
+    return replace(
+        state,
+        as_of=now,
+        timers=timers,
+        deadline_at=timers.earliest(),
+        leases=FrozenMap((node, renewed_at) for node in state.members),
+        excluded=FrozenMap(excluded),
+        restart_times=tuple(at + by_s for at in state.restart_times),
+        heal_times=tuple(at + by_s for at in state.heal_times),
+        examination=None,
+    )

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from rendezvous.access.auth import Denied, Reason, peer_name
 from rendezvous.codec import BadMessage
 from rendezvous.service.agent_stream import Counts, LimitReached, Rates, StreamAborted
-from rendezvous.service.jobs import OwnedByOther
+from rendezvous.service.owner import OwnedByOther
 from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
 from rendezvous.values.version import VERSION, VERSION_METADATA, version_in, with_releases

@@ -16,8 +16,8 @@ from rendezvous.rounds.policy import MOST_RELOAD_STEPS, outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.agent_stream import Counts, LimitReached, Limits
 from rendezvous.service.calls import NotFound, NotNow, count_open
-from rendezvous.service.conversation import ask
-from rendezvous.service.jobs import OwnedByOther
+from rendezvous.service.jobs import ask
+from rendezvous.service.owner import OwnedByOther
 from rendezvous.values.events import (
     JobAborted,
     JobResized,

@@ -36,10 +36,10 @@ from rendezvous.rounds.admission import (
     is_in_world,
     is_lost_early,
     renew_leases,
+    resume,
     trains,
 )
 from rendezvous.rounds.journal import Line, Note, lines
-from rendezvous.rounds.resume import resume
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.values.late_dataclass import dataclass
@@ -58,6 +58,16 @@ if TYPE_CHECKING:
 _SILENT_S = 4.0  # longer than a network outage of 2 s plus the recovery of TCP
 DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...
 CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read the messages that wait
+
+
+class OwnedByOther(Exception):
+    """Another replica owns the job. `address` is empty while the owner is not known."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"another replica owns this job: {address or 'its address is not known yet; try again in a few seconds'}"
+        )
+        self.address = address
 
 
 @dataclass(frozen=True, slots=True)

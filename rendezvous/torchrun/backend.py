@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
 import re
 import socket
 import sys
+import threading
 import uuid
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import torch
 from torch.distributed import PrefixStore, TCPStore
@@ -30,17 +34,36 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from rendezvous.client.options import client_options
 from rendezvous.client.session import connect
-from rendezvous.torchrun.link import JobOver, Link
-from rendezvous.torchrun.node_state import NodeState, fail_job, finish, give_to_torch, leave, next_rendezvous
-from rendezvous.values.events import AgentJoined, StoreOpened
+from rendezvous.values.events import (
+    Accused,
+    AgentJoined,
+    AgentLeft,
+    AgentStopped,
+    Assigned,
+    CheckpointRequested,
+    Ended,
+    Examine,
+    Examined,
+    Notice,
+    RankFailed,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    Waiting,
+)
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import (
     UNLIMITED,
     AgentId,
+    Assignment,
     Cause,
     DecisionKind,
     FailureClass,
     JobSpec,
     NodeFacts,
+    Outcome,
     PolicyAction,
     PolicyRule,
     RestartBudget,
@@ -52,9 +75,9 @@ from rendezvous.values.wire_names import PORT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.torchrun.link import Answer
-    from rendezvous.values.events import Refused
-    from rendezvous.values.types import Assignment, Outcome
+    from rendezvous.client.session import Session
+    from rendezvous.values.events import FromAgent, ToAgent
+
 
 _log = logging.getLogger(__name__)
 
@@ -375,3 +398,275 @@ def _final_cause(error: ChildFailedError) -> Cause:
         at=datetime.fromtimestamp(failure.timestamp).isoformat(sep=" "),
         log=failure.error_file if has_record else "",
     )
+
+
+# --- one session with the rendezvous, for a thread that has no event loop ---------------------------
+#
+# A separate thread runs the loop, so that heartbeats continue while torch's agent sleeps, waits or stops processes.
+# The threads share the node state, which one `threading.Condition` protects. The link sends messages in the order in
+# which the node state changed.
+
+_JOIN_AGAIN_S = 1.0
+_CLOSE_S = 5.0
+
+Answer = TypeVar("Answer")
+
+
+class JobOver(Exception):
+    def __init__(self, node: NodeState) -> None:
+        super().__init__("the rendezvous has ended for this node")
+        self.node = node
+
+
+class Link:
+    def __init__(self, node: NodeState, open_session: Callable[[], Session]) -> None:
+        self._node = node
+        self._open_session = open_session
+        self._changed = threading.Condition()
+        self._received = 0
+        self._broken: BaseException | None = None
+        self._session: Session | None = None
+        self._unsent: list[FromAgent] = []
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="ddp rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def node(self) -> NodeState:
+        with self._changed:
+            return self._node
+
+    def apply(self, act: Callable[[NodeState], Transition]) -> NodeState:
+        """Apply an action of torch's agent to the node state, and send the resulting messages."""
+        with self._changed:
+            self._node, messages = act(self._node)
+            self._queue(messages)
+            self._changed.notify_all()
+            return self._node
+
+    def wait_for(self, look: Callable[[NodeState], Answer | None], silence_s: float) -> Answer:
+        """Return the first result of `look` that is not None. Raise JobOver if the rendezvous ends before.
+
+        Raise TimeoutError if no message came from the service for `silence_s`.
+        """
+        with self._changed:
+            while (found := look(self._node)) is None:
+                if self._node.over:
+                    raise JobOver(self._node)
+                if self._broken is not None:
+                    raise ConnectionError(str(self._broken)) from self._broken
+                received = self._received
+                if not self._changed.wait(silence_s) and self._received == received:
+                    raise TimeoutError
+            return found
+
+    def close(self) -> None:
+        """Close the session. Messages queued before are still sent."""
+        with suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(_CLOSE_S)
+
+    # --- the thread of the loop ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._listen())
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+        finally:
+            self._loop.close()
+
+    async def _listen(self) -> None:
+        self._task = asyncio.current_task()
+        session = self._open_session()
+        try:
+            with self._changed:
+                self._session = session
+                self._flush()
+            while True:
+                self._receive(await session.receive())
+        finally:
+            await asyncio.wait_for(session.close(), _CLOSE_S)
+
+    def _receive(self, message: ToAgent) -> None:
+        with self._changed:
+            self._node, messages = handle_message(self._node, message)
+            self._queue(messages)
+            self._received += 1
+            self._changed.notify_all()
+        if isinstance(message, Refused) and message.retryable:
+            self._loop.call_later(_JOIN_AGAIN_S, self._join_again)
+
+    def _join_again(self) -> None:
+        """Join again if no ranks run here. Otherwise torch's agent first reaps its ranks, then joins again."""
+        with self._changed:
+            if self._node.running is None:
+                self._node, messages = next_rendezvous(self._node)
+                self._queue(messages)
+
+    def _queue(self, messages: tuple[FromAgent, ...]) -> None:
+        self._unsent += messages
+        if messages and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._changed:
+            if self._session is None:
+                return
+            for message in self._unsent:
+                self._session.send(message)
+            self._unsent.clear()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._loop.call_soon(self._cancel)
+
+
+# --- the state of a node under torch's agent, and the messages that it sends ------------------------
+#
+# torch's agent cannot be queried, and it reports little. So the node state contains what both sides need: the
+# generation that runs (`running`), and what the service has sent since then.
+
+Transition = tuple["NodeState", tuple["FromAgent", ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    agent: AgentId
+    joining: AgentJoined
+    joined: bool = False
+    running: Assignment | None = None  # given to torch's agent, whose ranks may be alive
+    assigned: Assignment | None = None  # sealed, and not given to torch's agent yet
+    store: StoreAddress | None = None  # of `assigned`
+    stop: Stop | None = None  # of `running`
+    dropped: bool = False  # the job continued without this node; the node may join again
+    refused: Refused | None = None
+    outcome: Outcome | None = None
+    waits_for: str = ""  # the reason that the service sends
+
+    @property
+    def over(self) -> bool:
+        return self.outcome is not None or self.refused is not None
+
+    @property
+    def must_rejoin(self) -> bool:
+        """Whether the running ranks must stop, although torch's agent itself has no reason to stop them."""
+        if self.running is None:
+            return False
+        ended_badly = self.outcome is not None and not self.outcome.succeeded
+        is_replaced = self.stop is not None or self.assigned is not None
+        return is_replaced or self.dropped or self.refused is not None or ended_badly
+
+
+# --- messages from the service -----------------------------------------------------------------------
+
+
+def handle_message(node: NodeState, message: ToAgent) -> Transition:
+    match message:
+        case Waiting(reason):
+            return replace(node, waits_for=reason), ()
+        case Assigned(assignment):
+            return _assigned(node, assignment), ()
+        case StoreAt(generation, store):
+            mine = node.assigned is not None and node.assigned.generation == generation
+            return (replace(node, store=store) if mine else node), ()
+        case Stop():
+            return _stopped(node, message)
+        case Refused() if message.retryable:
+            gone = replace(node, assigned=None, store=None, joined=False)
+            return (gone, ()) if gone.running is None else (replace(gone, dropped=True), ())
+        case Refused():
+            return replace(node, refused=message), ()
+        case Ended(outcome):
+            return replace(node, outcome=outcome), ()
+        case Examine(generation):  # the node cannot see torch's ranks; answer at once
+            return node, (Examined(node.agent, generation, ()),)
+        case Accused() | Notice():
+            return node, ()
+        case CheckpointRequested():  # torch's agent cannot forward this; the world grows at a restart
+            return node, ()
+        case _:
+            assert_never(message)
+
+
+def _assigned(node: NodeState, assignment: Assignment) -> NodeState:
+    """Store a new assignment. A resumed session receives known assignments again."""
+    known = max((a.generation for a in (node.running, node.assigned) if a is not None), default=0)
+    if assignment.generation <= known:
+        return node
+    return replace(node, assigned=assignment, store=None)
+
+
+def _stopped(node: NodeState, order: Stop) -> Transition:
+    if node.running is not None and node.running.generation == order.generation:
+        return replace(node, stop=order), ()
+    if node.assigned is not None and node.assigned.generation == order.generation:
+        node = replace(node, assigned=None, store=None)
+    # That generation does not run here: it ended before torch's agent got it, or its ranks are already reaped.
+    return node, (AgentStopped(node.agent, order.generation),)
+
+
+# --- calls of torch's agent --------------------------------------------------------------------------
+
+
+def next_rendezvous(node: NodeState) -> Transition:
+    """`next_rendezvous`: torch's agent has reaped all earlier ranks."""
+    node, messages = _reaped(node)
+    if node.over or node.joined:
+        return node, messages
+    return replace(node, joined=True), (*messages, node.joining)
+
+
+def _reaped(node: NodeState) -> Transition:
+    ran = node.running
+    if ran is None:
+        return node, ()
+    stopped = AgentStopped(node.agent, ran.generation)
+    messages: tuple[FromAgent, ...] = (stopped,)
+    if not node.must_rejoin:
+        messages = (RankFailed(node.agent, ran.generation, _restart_request(node.agent, ran)), stopped)
+    elif node.stop is None:
+        messages = ()
+    return replace(node, running=None, stop=None, dropped=False), messages
+
+
+def _restart_request(agent: AgentId, ran: Assignment) -> Cause:
+    """The cause for a request to restart. A more specific cause of another node is preferred."""
+    reason = "torchrun restarts its ranks after a failure; see the log of torchrun on that node"
+    return Cause(agent.node, ran.rank_offset, 0, FailureClass.CONSEQUENCE, reason, 1)
+
+
+def give_to_torch(node: NodeState, assignment: Assignment) -> Transition:
+    """Give the assignment to torch's agent, unless that world has ended in the meantime."""
+    if node.assigned != assignment or node.over:
+        return node, ()
+    return replace(node, running=assignment, assigned=None, store=None, stop=None), ()
+
+
+def finish(node: NodeState) -> Transition:
+    """torch's agent has finished, and all its ranks succeeded."""
+    if node.running is None or node.must_rejoin:
+        return leave(node, "all its ranks have finished, and torchrun does not start them again")
+    return node, (RanksFinished(node.agent, node.running.generation),)
+
+
+def fail_job(node: NodeState, cause: Cause) -> Transition:
+    """torch's agent does not restart again. By the rules of `_job_spec`, a failure of this class ends the job."""
+    if node.running is None or node.over or node.dropped:
+        return leave(node, cause.reason)
+    agent, ran = node.agent, node.running
+    cause = replace(cause, node=agent.node, rank=ran.rank_offset)
+    return node, (RankFailed(agent, ran.generation, cause), AgentStopped(agent, ran.generation))
+
+
+def leave(node: NodeState, reason: str) -> Transition:
+    if node.over or not node.joined:
+        return node, ()
+    return node, (AgentLeft(node.agent, reason),)

@@ -10,7 +10,7 @@
 Decisions are durable: the service writes them before it sends them to any agent. Messages of agents (joins, "finished",
 "stopped", reports) and their leases are not durable. An agent sends its messages again when its session resumes, so a
 service that restarts from its store collects them again. The times in a snapshot use the monotonic clock of the process
-that wrote it, and `as_of` is the time of the snapshot. `rendezvous.rounds.resume` converts the times to another clock.
+that wrote it, and `as_of` is the time of the snapshot. `admission.resume` converts the times to another clock.
 """
 
 from __future__ import annotations

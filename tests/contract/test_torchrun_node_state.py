@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rendezvous.machine import step
-from rendezvous.torchrun.node_state import (
+from rendezvous.torchrun.backend import (
     NodeState,
     fail_job,
     finish,
@@ -37,7 +37,7 @@ from rendezvous.values.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.torchrun.node_state import Transition
+    from rendezvous.torchrun.backend import Transition
     from rendezvous.values.events import Event, ToAgent
 
 SPEC = JobSpec(

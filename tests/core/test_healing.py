@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from job_story import Story, agent, running, spec
 
+from rendezvous.rounds.admission import resume
 from rendezvous.rounds.journal import lines
-from rendezvous.rounds.resume import resume
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.rounds.view import summary_of
 from rendezvous.values.events import (

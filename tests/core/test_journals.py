@@ -18,8 +18,7 @@ from rendezvous.replay.journal import Journal, JournalFolder, Journals, journal_
 from rendezvous.replay.journal_file import JournalFile
 from rendezvous.replay.records import MAGIC
 from rendezvous.replay.what_if import BadChange, machine, parse
-from rendezvous.rounds.admission import renew_leases
-from rendezvous.rounds.resume import resume
+from rendezvous.rounds.admission import renew_leases, resume
 from rendezvous.values.error_codes import Code
 from rendezvous.values.events import (
     DeadlineReached,

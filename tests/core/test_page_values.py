@@ -11,7 +11,7 @@ import pytest
 from rendezvous.control.commands import parser
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.rank_time import CLASSES, JobTime, RankTime, TimeSpent
-from rendezvous.web import application
+from rendezvous.web import server
 from rendezvous.web.figures import MOST_POINTS, Series, point_of
 from rendezvous.web.requests import Backlog, BadRequest, logs_request, order_request, wire
 
@@ -168,9 +168,7 @@ class Service:
 
 def test_a_reload_is_that_of_ddpctl() -> None:
     service: Any = Service()
-    done = asyncio.run(
-        application.order(service, order_request(body(action="reload", reason="lr")), "token 5f2a")
-    )
+    done = asyncio.run(server.order(service, order_request(body(action="reload", reason="lr")), "token 5f2a"))
     assert (done["changed"], done["kept"], done["silent"]) == (["train.py"], True, [])
     ((method, request),) = service.asked
     told = parser().parse_args(["reload", "a"])

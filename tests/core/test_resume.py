@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.rounds.resume import resume
+from rendezvous.rounds.admission import resume
 from rendezvous.values.events import (
     AgentHeard,
     AgentLost,

@@ -7,7 +7,7 @@ from rendezvous.replay import what_if
 from rendezvous.replay.hiding import Hiding
 from rendezvous.replay.player import answers, event_words, play
 from rendezvous.replay.records import RecordUnreadable, Scribe, read_header, records
-from rendezvous.rounds.resume import resume
+from rendezvous.rounds.admission import resume
 from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,

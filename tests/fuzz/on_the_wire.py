@@ -110,7 +110,7 @@ def job(data: bytes) -> None:
 
 
 def _admitted(part: bytes, agent: AgentId):  # type: ignore[no-untyped-def]
-    """As rendezvous.service.agents and attendance let it through; None: they do not."""
+    """As rendezvous.service.server and attendance let it through; None: they do not."""
     try:
         message = read_from_agent(part, agent)
     except BadMessage:

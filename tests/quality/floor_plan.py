@@ -61,7 +61,7 @@ CORE = {
         *within(
             "rounds",
             "admission hang_examination healing join_limits journal "
-            "orders outcome_truncation policy resume sealing snapshot "
+            "orders outcome_truncation policy sealing snapshot "
             ""
             "stopping view",
         ),
@@ -294,6 +294,9 @@ MAY_PRINT = {"launcher.cli"}
 # A module that only one other module imports, of its own folder, is a section of that one, unless it has a reason:
 # a pure core below a shell and a module that is imported late have one, the others are listed here with theirs.
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
+    "rendezvous.local_calls": "an agent loads it for ddpctl, without the packages of the page",
+    "rendezvous.store.etcd_owner": "with its importer it would have more lines than a file may have",
+    "rendezvous.web.feed": "with its importer it would have more lines than a file may have",
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
     "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",
@@ -301,7 +304,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 # How many there are without a reason, and how many circles of modules. Both numbers may only fall.
 MOST_CHAPTERS = 66
 MOST_CIRCLES = 5
-WITHOUT_CIRCLES: tuple[str, ...] = ()
+WITHOUT_CIRCLES: tuple[str, ...] = ("rendezvous",)
 
 MAX_FILE_LINES = 900
 MAX_TEST_FILE_LINES = 600

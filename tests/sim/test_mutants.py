@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "times of another clock are not converted",
-        "rendezvous.rounds.resume",
+        "rendezvous.rounds.admission",
         "by_s = now - state.as_of",
         "by_s = 0.0",
     ),
