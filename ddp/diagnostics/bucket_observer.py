@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddp.reducer.bucket import Used
-    from ddp.reducer.bucket_sender import BucketOperations
+    from ddp.reducer.bucket_sender import BucketOperations, Used
     from ddp.reducer.reducer import Reducer
 
 

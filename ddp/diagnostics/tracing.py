@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from ddp.reducer.bucket import Used
+    from ddp.reducer.bucket_sender import Used
     from ddp.reducer.reducer import Reducer
 
 _MARKS = ("forward_start", "backward_start", "compute_end")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ddp.comm_hooks.staged import Staged, Stages
 from ddp.elastic import logical_ranks
 from ddp.groups.single_tensor import all_gather
-from ddp.reducer.bucket import gradient_strides
+from ddp.reducer.bucket_sender import gradient_strides
 
 if TYPE_CHECKING:
     from ddp.elastic.logical_sums import LogicalSums

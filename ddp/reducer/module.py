@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from ddp.groups import joining, wrappers
 from ddp.reducer import agreement, errors, extensions, pickled, plan
-from ddp.reducer.bucket import FlatBucket
-from ddp.reducer.bucket_sender import Settings
+from ddp.reducer.bucket_sender import FlatBucket, Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, broadcast_from_rank_0, start_sum
 from ddp.reducer.grad_bucket import GradBucket
 from ddp.reducer.logging_data import Log

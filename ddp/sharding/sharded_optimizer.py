@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from ddp.comm_hooks.plain import completed
 from ddp.groups.single_tensor import all_gather, reduce_scatter
-from ddp.reducer.bucket import gradient_strides, like_gradient
+from ddp.reducer.bucket_sender import gradient_strides, like_gradient
 from ddp.reducer.module import DistributedDataParallel
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.sharding.shards import shard

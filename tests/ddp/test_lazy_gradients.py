@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp.reducer.bucket import InPlaceBucket
+from ddp.reducer.bucket_sender import InPlaceBucket
 from ddp.reducer.reducer import UsedMembers
 
 if TYPE_CHECKING:

@@ -241,7 +241,7 @@ def test_chapters_and_circles_are_seen():
     ],
 )
 def test_a_device_by_name_is_seen(source):
-    assert tidy.names_of_cuda(Module("ddp.reducer.bucket", source))
+    assert tidy.names_of_cuda(Module("ddp.reducer.bucket_sender", source))
 
 
 def test_no_two_files_of_tests_have_one_name():
