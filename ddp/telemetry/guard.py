@@ -34,6 +34,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +262,7 @@ class Guard:
         self._send_lock = threading.Lock()
         self._received = b""
         self._release = Release(self.peers, _asynchronous_backends)
-        self._groups: tuple[Any, ...] = ()
+        self._groups: tuple[weakref.ref[Any], ...] = ()  # a group ends when the script has destroyed it
         self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
         self.broken = ""  # why results of collectives may be garbage
         self._heals = False
@@ -288,6 +289,7 @@ class Guard:
         self.wake()
         if self.pid == os.getpid():
             self._thread.join(1.0)
+            self._watched = []
             self.peers.end()
 
     def wake(self) -> None:
@@ -396,10 +398,11 @@ class Guard:
     def _check_groups(self) -> bool:
         """Return whether a group has a backend that detects errors asynchronously, as NCCL does."""
         groups = torch_api.groups() if torch_api.has_default_group() else ()
-        new = [group for group in groups if not any(group is each for each in self._groups)]
+        known = [each() for each in self._groups]
+        new = [group for group in groups if not any(group is each for each in known)]
         if len(groups) < len(self._groups) + len(new):  # one was destroyed
             self.peers.forget_closed()
-        self._groups = groups
+        self._groups = tuple(map(weakref.ref, groups))
         if new and not self._reason:
             self.peers.identify()
         self._watched = [(group, each) for group in groups for each in _asynchronous_backends(group)]
@@ -442,7 +445,14 @@ class Guard:
             order = request["continue"]
             self._orders.put(Continue(int(order["generation"]), dict(order["env"])))
         elif "dump" in request:
-            self._send({"dumped": _dump(str(request["dump"])), "groups": _describe(self._groups)})
+            self._send(
+                {
+                    "dumped": _dump(str(request["dump"])),
+                    "groups": _describe(
+                        tuple(group for each in self._groups if (group := each()) is not None)
+                    ),
+                }
+            )
         elif "profile" in request:
             self._profile(request["profile"])
 

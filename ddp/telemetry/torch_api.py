@@ -198,6 +198,18 @@ def default_store() -> Any:
     return get(torch_names.DEFAULT_STORE)()
 
 
+def meets_in_a_file() -> bool:
+    """Whether the store of the default group is a file. The destructor of the store removes it after the last rank."""
+    if not has_default_group():
+        return False
+    from torch.distributed import FileStore, PrefixStore
+
+    store = default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, FileStore)
+
+
 def switch_recorder_on() -> None:
     """Let the flight recorder keep as many collectives as newer releases do, unless the user has set a number."""
     if version() < torch_names.RECORDER_HAS_SIZE and not os.environ.keys() & torch_names.RECORDER_SIZE:

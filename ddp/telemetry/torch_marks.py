@@ -58,9 +58,10 @@ def install_ending() -> None:
 
 
 def _let_threads_end() -> None:
-    for group in torch_api.groups():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     if torch_api.is_loaded():
+        # A file of `file://` would stay, and the next job would find the ranks of this one in it.
+        for group in () if torch_api.meets_in_a_file() else torch_api.groups():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         time.sleep(_GRACE_S)  # without the GIL
 
 

@@ -38,7 +38,8 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     put_marks = _load_marks()
     obstacle = freshness.starts_code_of_the_user() or _without_gc(_import_torch)
     _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # __mp_main__ is the script
-    obstacle = obstacle or _preload(config["preload"]) or _shadowed(config["path0"], settled)
+    preloaded = config["preload"]
+    obstacle = obstacle or _preload(preloaded) or _shadowed(config["path0"], settled)
     read = reads.end()
     if pool:
         config = _await_command(pool, obstacle, read, lambda: _shadowed(config["path0"], settled))
@@ -54,7 +55,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     if rank.notes is not None:
         rank.notes.begin()
     if rank.late is not None:
-        rank.late.begin(read, config["preload"])
+        rank.late.begin(read, preloaded)
     threshold.leave(hook_folder)
     return users_own_exists
 
@@ -179,5 +180,23 @@ def _drop_imported_modules() -> None:
     """
     if gc.isenabled():
         gc.collect()
+    if _meets_in_a_file():
+        gc.unfreeze()  # classes of torch refer to the groups
+        return
     kept = [sys.modules.pop(name) for name in _imported if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _meets_in_a_file() -> bool:
+    """Whether the ranks have met in a file (`file://`). The destructor of its store removes it after the last rank.
+
+    If it stayed, the next job with this file would find the ranks of this one.
+    """
+    table: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if table is None or not table.is_initialized():
+        return False
+    distributed: Any = sys.modules["torch.distributed"]
+    store = table._get_default_store()
+    while isinstance(store, distributed.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, distributed.FileStore)

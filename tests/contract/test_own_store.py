@@ -32,6 +32,25 @@ def _named(job: tuple[tuple[str, ...], tuple[str, ...]]) -> str:
     return "-".join(("plain" if job[0] else "warm", *job[1]))
 
 
+_MEETS = """
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(os.environ["RANK"]), world_size=2)
+dist.barrier()
+print("met")
+"""
+
+
+@pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+def test_a_file_is_removed_when_all_ranks_have_ended(options: Sequence[str], tmp_path: Path) -> None:
+    """Otherwise the next job with this file would find the addresses of these ranks."""
+    path = tmp_path / "meeting"
+    (tmp_path / "train.py").write_text(_MEETS)
+    ended = ddp_launch("train.py", f"file://{path}", cwd=tmp_path, nproc=2, options=options).ok()
+    assert ended.out.splitlines() == ["met", "met"]
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     ("options", "ways"),
     [

@@ -50,7 +50,8 @@ class Place:
             path.write_text(text)
         for name, target in habit.links.items():
             (self._here / name).symlink_to(target)
-        shutil.copytree(_HERE / "fingerprint", (self._here / habit.path).parent / "fingerprint")
+        searched = self._here if "-m" in habit.words else (self._here / habit.path).parent
+        shutil.copytree(_HERE / "fingerprint", searched / "fingerprint")
         (self._folder / "tmp").mkdir()
         self._python = _make_python(self._here / "env") if habit.own_python else sys.executable
 
