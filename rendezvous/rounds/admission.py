@@ -43,6 +43,7 @@ from rendezvous.values.state import (
     member_of,
     spec_of,
 )
+from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -278,14 +279,15 @@ def is_lost_early(
 ) -> bool:
     """Whether an agent counts as lost before its lease expires, because its ranks have stopped too.
 
-    Either the generation has failed, and the others wait for this agent. Or the ranks had progressed regularly, and
-    stopped when it fell silent. `heard_at` is the time of the latest heartbeat of an agent of the world. Of later times
-    nothing is known.
+    Either ranks of other nodes report lost connections and no other failure, and wait for this agent to stop. Or the
+    ranks had progressed regularly, and stopped when it fell silent. `heard_at` is the time of the latest heartbeat of
+    an agent of the world. Of later times nothing is known.
     """
-    if not is_in_world(state, agent):
+    if heard_at - silent_since < least_s or not is_in_world(state, agent):
         return False
     if state.phase is Phase.STOPPING:
-        return heard_at - silent_since >= least_s
+        failed = {cause.failure for cause in state.causes.values()}
+        return failed == {FailureClass.CONSEQUENCE} and agent.node in state.pending
     if not trains(state, agent) or cadence is None or cadence.generation != state.generation:
         return False
     limit_s = cadence.limit_s(least_s, spec_of(state).lease_s)

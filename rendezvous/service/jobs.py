@@ -518,17 +518,17 @@ class Job(OpenJob):
     def _watch_later(self, pause_s: float) -> None:
         loop = asyncio.get_running_loop()
         due_at = loop.time() + pause_s
-        self._watch = loop.call_at(due_at, self._look_for_losses, due_at)
+        self._watch = loop.call_at(due_at, self._look_for_losses, due_at, pause_s)
 
-    def _look_for_losses(self, due_at: float) -> None:
+    def _look_for_losses(self, due_at: float, waited_s: float) -> None:
         """Lose agents before their leases expire. If this process was delayed, first read what they sent."""
         self._watch = None
         now = asyncio.get_running_loop().time()
-        is_delayed = now - due_at > DELAYED_S
-        if not is_delayed and not self.owner.backlog:
+        must_read = now - due_at > DELAYED_S and waited_s < CATCH_UP_S
+        if not must_read and not self.owner.backlog:
             self.lose_silent_agents(now)
         if self.streams or self._broken:
-            self._watch_later(CATCH_UP_S if is_delayed else _WATCH_EVERY_S)
+            self._watch_later(CATCH_UP_S if must_read else _WATCH_EVERY_S)
 
     def lose_silent_agents(self, now: float) -> None:
         """A broken stream is evidence that an agent has ended, but it may be the network, and its ranks may work on.

@@ -163,15 +163,32 @@ def test_an_agent_is_lost_early_if_its_ranks_stopped_with_it(
     assert is_lost_early(state, agent("b"), every(1.0, 20.0), silent_since, heard_at, 4.0) == is_lost
 
 
-def test_a_silent_agent_is_lost_early_once_the_generation_has_failed() -> None:
-    """The others wait for it to stop its ranks."""
-    state = running("a", "b", lease_s=15.0)
-    assert not is_lost_early(state, agent("b"), None, 20.0, 30.0, 4.0)
-    failed = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "connection closed by peer", 1)
-    state, _ = step(state, RankFailed(agent("a"), 1, failed), 30.0)
+def stopping(failure: FailureClass) -> JobState:
+    state, _ = step(
+        running("a", "b", lease_s=15.0),
+        RankFailed(agent("a"), 1, Cause("a", 0, 0, failure, "it failed", 1)),
+        30.0,
+    )
+    assert state.phase is Phase.STOPPING
+    return state
+
+
+def test_a_silent_agent_is_lost_early_if_others_lost_connections_and_wait_for_it() -> None:
+    state = stopping(FailureClass.CONSEQUENCE)
     assert is_lost_early(state, agent("b"), None, 26.0, 30.0, 4.0)
     assert not is_lost_early(state, agent("b"), None, 26.1, 30.0, 4.0)
     assert not is_lost_early(state, agent("x"), None, 20.0, 30.0, 4.0)
+    state, _ = step(state, AgentStopped(agent("b"), 1), 30.0)
+    assert not is_lost_early(state, agent("b"), None, 26.0, 30.0, 4.0), "nobody waits for it"
+
+
+def test_without_a_lost_connection_a_silent_agent_keeps_its_lease() -> None:
+    """It may be busy: ranks of a job that stops save checkpoints."""
+    state = running("a", "b", lease_s=15.0)
+    assert not is_lost_early(state, agent("b"), None, 20.0, 30.0, 4.0)
+    aborted, _ = step(state, JobAborted("enough"), 30.0)
+    for each in (aborted, stopping(FailureClass.USER_EXCEPTION)):
+        assert not is_lost_early(each, agent("b"), None, 20.0, 30.0, 4.0)
 
 
 class _Job:
