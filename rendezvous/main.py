@@ -106,6 +106,9 @@ def _print_error(error: Exception) -> None:
     sys.stderr.write(f"ddp-rendezvous: {with_code(str(error), code)}\n")
 
 
+_KEYS_STAY = "warning: the key file cannot be used, so keys that were removed from it are still valid\n"
+
+
 # --- serve ---------------------------------------------------------------------------------------------
 
 
@@ -161,7 +164,12 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     from rendezvous.service.server import CannotListen, in_words
     from rendezvous.service.web import Web
 
-    web = Web(lambda: server.health.serving, server.metrics.text, refused=server.refusals.note)
+    web = Web(
+        lambda: server.health.serving,
+        server.metrics.text,
+        refused=server.refusals.note,
+        warning=lambda: _KEYS_STAY if server.gate.problem else "",
+    )
     page = _page_of(server, settled)
     for option, listen in (("http", web.listen), ("web", None if page is None else page.start)):
         if not settled[option] or listen is None:

@@ -165,14 +165,17 @@ class Key:
         return f"Key({self.id!r})"
 
 
-def sign(grant: Grant, key: Key) -> str:
+_SESSION = "session of the page: "  # before what is signed, so that a session is not a token of the API
+
+
+def sign(grant: Grant, key: Key, purpose: str = "") -> str:
     fields = {"id": grant.id, "job": grant.job, "role": grant.role.value, "until": grant.until}
     payload = _text(json.dumps(fields, separators=(",", ":")).encode())
     signed = f"{key.id}.{payload}"
-    return f"{signed}.{_signature(signed, key)}"
+    return f"{signed}.{_signature(purpose + signed, key)}"
 
 
-def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
+def verify(token: str, keys: tuple[Key, ...], now: float, purpose: str = "") -> Grant:
     parts = token.split(".") if len(token) <= _TOKEN_CHARS and token.isascii() else []
     if len(parts) != 3:
         raise BadToken("invalid token: expected KEY-ID.PAYLOAD.SIGNATURE; `ddp-rendezvous token` creates one")
@@ -183,7 +186,7 @@ def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
             "the token was signed with a key that this service does not have; create one with a current key",
             Reason.UNKNOWN_KEY,
         )
-    if not hmac.compare_digest(_signature(f"{key_id}.{payload}", key), signature):
+    if not hmac.compare_digest(_signature(f"{purpose}{key_id}.{payload}", key), signature):
         raise BadToken(
             "the token is damaged, or it was signed with another key of the same id; create a new token"
         )
@@ -293,6 +296,7 @@ def new_grant_id() -> str:
 
 _BEARER = "bearer "
 _RELOAD_S = 1.0
+_PROBLEM_LOGGED_EVERY_S = 600.0
 
 
 class Right(StrEnum):
@@ -351,13 +355,19 @@ class Identity:
 
 
 class Gate:
-    """Checks tokens against `key_file`, which is read again when it changes. If it is empty, tokens are not used."""
+    """Checks tokens against `key_file`, which is read again when it changes. If it is empty, tokens are not used.
+
+    If the file is deleted or cannot be used, the keys that were read last remain valid: a volume that fails must not
+    end all access. Then `problem` says why, the log does too, every ten minutes, and no key can be revoked. A file
+    without keys is not such a case: it rejects all tokens.
+    """
 
     def __init__(self, key_file: str) -> None:
         self._key_file = key_file
         self._keys = read_keys(key_file) if key_file else ()
         self._stamp = _stamp(key_file)
         self._looked_at = time.monotonic()
+        self._problem, self._logged_at = "", 0.0
 
     def identify(self, context: Any) -> Identity:
         """The identity of the caller. Raises `Denied` (UNAUTHENTICATED)."""
@@ -369,8 +379,31 @@ class Gate:
     def uses_tokens(self) -> bool:
         return bool(self._key_file)
 
+    @property
+    def problem(self) -> str:
+        """Why the key file cannot be used now; empty if it can."""
+        if self._key_file:
+            self._reload()
+        return self._problem
+
     def holder_of(self, token: str) -> Identity:
         """The identity that a token gives. Raises `Denied` (UNAUTHENTICATED)."""
+        return self._identity(token)
+
+    def session_of(self, token: str) -> str:
+        """A session of the page for the holder of this token. It ends with the token or its key. Raises `Denied`."""
+        grant = self.holder_of(token).grant
+        key_id = token.split(".")[0]
+        key = next((key for key in self._keys if key.id == key_id), None)
+        assert grant is not None
+        assert key is not None, "internal error: a verified token has a key"
+        return sign(grant, key, _SESSION)
+
+    def holder_of_session(self, session: str) -> Identity:
+        """Raises `Denied`."""
+        return self._identity(session, _SESSION)
+
+    def _identity(self, token: str, purpose: str = "") -> Identity:
         self._reload()
         if not token:
             raise Denied(
@@ -378,7 +411,7 @@ class Gate:
                 Reason.NO_TOKEN,
             )
         try:
-            grant = verify(token, self._keys, time.time())
+            grant = verify(token, self._keys, time.time(), purpose)
         except BadToken as error:
             raise Denied(str(error), error.reason) from error
         return Identity(f"token {grant.id}", grant)
@@ -389,18 +422,31 @@ class Gate:
             return
         self._looked_at = now
         stamp = _stamp(self._key_file)
-        if stamp == self._stamp or not stamp:
+        if stamp and stamp == self._stamp and not self._problem:
             return
-        self._stamp = stamp
+        self._stamp, before, self._problem = stamp, self._problem, ""
         try:
             self._keys = read_keys(self._key_file)
         except NoKeys as error:  # the last key was removed, so its tokens must not be accepted any more
+            if self._keys:
+                _log.error("all tokens are rejected: %s", error)
             self._keys = ()
-            _log.error("all tokens are rejected: %s", error)
         except KeyFileUnusable as error:
-            _log.error(
-                "cannot reload the key file, so the keys that were loaded before remain valid: %s", error
-            )
+            self._problem = str(error)
+            self._log_problem(before, now)
+        else:
+            if before:
+                _log.info("the key file can be used again: its keys are valid, and no others")
+
+    def _log_problem(self, before: str, now: float) -> None:
+        if self._problem == before and now - self._logged_at < _PROBLEM_LOGGED_EVERY_S:
+            return
+        self._logged_at = now
+        _log.error(
+            "cannot reload the key file, so the keys that were loaded before remain valid, also those that you have "
+            "removed: %s. To reject all tokens, put a file without keys in its place",
+            self._problem,
+        )
 
 
 def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -420,13 +466,13 @@ def peer_name(context: Any) -> str:
     return "a user of this machine" if peer.startswith("unix:") else peer.rpartition(":")[0]
 
 
-def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:
-    """A value that changes when one of the files is written or replaced; empty if one of them cannot be read."""
+def _stamp(*paths: str) -> tuple[tuple[int, int, int, int], ...]:
+    """A value that changes when a file is written, replaced, or gets another mode; empty if one cannot be found."""
     try:
         found = [os.stat(path) for path in paths if path]
     except OSError:
         return ()
-    return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in found)
+    return tuple((s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_size) for s in found)
 
 
 # --- certificates --------------------------------------------------------------------------------------

@@ -211,8 +211,8 @@ def _reason(request: Any, identity: Identity) -> str:
 
 
 def reason_text(words: str, who: str) -> str:
-    """The reason, as it stands after "aborted by an operator: ". Without one, it says where the order came from."""
-    return words or f"no reason given (ordered by {_shown(who)})"
+    """The reason, as it stands after "aborted by an operator: ". It ends with who gave the order."""
+    return f"{words or 'no reason given'} (ordered by {_shown(who)})"
 
 
 def _shown(who: str) -> str:

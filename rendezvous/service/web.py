@@ -28,7 +28,10 @@ _NOT_ALLOWED = "405 Method Not Allowed"
 
 
 class Web:
-    """The HTTP server. If `alive` returns false, /livez fails, although the event loop still answers."""
+    """The HTTP server. If `alive` returns false, /livez fails, although the event loop still answers.
+
+    `warning`: lines that /readyz adds to its answer.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,9 @@ class Web:
         metrics: Callable[[], str],
         alive: Callable[[], bool] = lambda: True,
         refused: Callable[[Reason, str, str], None] | None = None,
+        warning: Callable[[], str] = str,
     ) -> None:
+        self._warning = warning
         self._ready, self._metrics, self._alive, self._refused = ready, metrics, alive, refused
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = Listener(self._protocol, self._note_crowd, places=_PLACES)
@@ -117,7 +122,7 @@ class Web:
                     _TEXT,
                 )
             case b"/readyz" if self._ready():
-                return "200 OK", "ready\n", _TEXT
+                return "200 OK", f"ready\n{self._warning()}", _TEXT
             case b"/readyz":
                 return "503 Service Unavailable", "not ready\n", _TEXT
             case b"/metrics":

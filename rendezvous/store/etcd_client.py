@@ -274,6 +274,8 @@ _ATTEMPTS_OF_A_LENGTH = 4
 _LOCAL_ANSWER_S = 0.5
 _LONGEST_ATTEMPT_S = 6.0  # a little more than etcd itself waits for its own quorum
 _SHORTEST_PAUSE_S = 0.02
+_NO_SPACE = "database space exceeded"
+_NO_SPACE_LOGGED_EVERY_S = 60.0
 _LONGEST_PAUSE_S = 0.3
 
 
@@ -302,6 +304,7 @@ class EtcdClient:
         self._token: str | None = None if access.user else ""
         self._signing_in = asyncio.Lock()
         self._not_answering = False
+        self._no_space_logged_at = -_NO_SPACE_LOGGED_EVERY_S
         self._closed = False
 
     async def call(
@@ -401,6 +404,8 @@ class EtcdClient:
 
     def _react(self, member: Member, name: str, error: grpc.aio.AioRpcError, used: Metadata) -> None:
         match _reaction(error):
+            case _Reaction.AGAIN if _NO_SPACE in (error.details() or ""):
+                self._note_no_space(member)
             case _Reaction.AGAIN:
                 if not self._not_answering:
                     _log.warning(
@@ -422,6 +427,18 @@ class EtcdClient:
                 raise StoreError(
                     f"etcd at {member.endpoint} refused {name}: {words(error)}. Check the role of the user in etcd"
                 ) from error
+
+    def _note_no_space(self, member: Member) -> None:
+        """It answers, and serves reads. Every member refuses writes until an administrator has ended the alarm."""
+        now = time.monotonic()
+        if now - self._no_space_logged_at < _NO_SPACE_LOGGED_EVERY_S:
+            return
+        self._no_space_logged_at = now
+        _log.error(
+            "etcd at %s has no space left (--quota-backend-bytes) and refuses all writes, so no job can start, restart "
+            "or end. Compact and defragment etcd, then run: etcdctl alarm disarm. The writes are retried",
+            member.endpoint,
+        )
 
     def _note_answer(self, member: Member) -> None:
         self._at = self._members.index(member)

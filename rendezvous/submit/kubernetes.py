@@ -25,11 +25,11 @@ Object = dict[str, Any]
 
 
 def objects(job: JobFile) -> list[Object]:
-    """The objects to create; the last one is the job itself."""
+    """The objects to create, in this order: the policy protects the pods before there are any. The last is the job."""
     policy = [_network_policy(job)] if job.kubernetes.fenced else []
     match job.kubernetes.kind:
         case "job":
-            return [_service(job), *policy, _job(job)]
+            return [*policy, _service(job), _job(job)]
         case "jobset":
             return [*policy, _jobset(job)]
         case "trainjob":

@@ -223,23 +223,35 @@ class Feeds:
     def __init__(self, caller: Caller, recorder: Recorder) -> None:
         self._caller, self._recorder = caller, recorder
         self._feeds: dict[str, Feed] = {}
-        self._starting = asyncio.Lock()
+        self._starting: dict[str, asyncio.Task[Feed]] = {}
 
     async def of(self, job_id: str) -> Feed:
-        """Raises `grpc.aio.AioRpcError`."""
-        async with self._starting:
-            feed = self._feeds.get(job_id)
-            if feed is None or feed.is_over:
-                feed = Feed(self._caller, self._recorder, job_id)
-                await feed.start()
-                self._feeds = {name: each for name, each in self._feeds.items() if not each.is_over}
-                self._feeds[job_id] = feed
+        """Raises `grpc.aio.AioRpcError`. A job that answers late delays only those who look at it."""
+        feed = self._feeds.get(job_id)
+        if feed is not None and not feed.is_over:
             return feed
+        starting = self._starting.get(job_id)
+        if starting is None:
+            starting = asyncio.get_running_loop().create_task(self._start(job_id), name=f"page of {job_id}")
+            self._starting[job_id] = starting
+            starting.add_done_callback(lambda _: self._starting.pop(job_id, None))
+        return await asyncio.shield(starting)
+
+    async def _start(self, job_id: str) -> Feed:
+        feed = Feed(self._caller, self._recorder, job_id)
+        await feed.start()
+        self._feeds = {name: each for name, each in self._feeds.items() if not each.is_over}
+        self._feeds[job_id] = feed
+        return feed
 
     def known(self, job_id: str) -> Feed | None:
         return self._feeds.get(job_id)
 
     async def close(self) -> None:
+        if starting := list(self._starting.values()):
+            for task in starting:
+                task.cancel()
+            await asyncio.wait(starting)
         for feed in list(self._feeds.values()):
             await feed.close()
 

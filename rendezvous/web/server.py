@@ -430,8 +430,7 @@ class Application:
     async def _order(self, request: Any, session: Session) -> Response:
         wanted = order_request(await body_of(request))
         self._check_job(wanted.job, session, Right.CONTROL)
-        who = session.identity.name
-        return JSONResponse(await order(self._caller(request, session), wanted, who))
+        return JSONResponse(await order(self._caller(request, session), wanted))
 
     def _asked_job(self, request: Any, session: Session) -> str:
         job = str(request.query_params.get("job", ""))
@@ -527,9 +526,9 @@ async def why(caller: Caller, job_id: str, generation: int) -> dict[str, Any] | 
 # --- orders --------------------------------------------------------------------------------------------------
 
 
-async def order(caller: Caller, wanted: OrderRequest, who: str) -> dict[str, Any]:
-    """Carry out what a person has confirmed. The journal of the job shows who it was."""
-    reason = f"{wanted.reason or 'no reason given'} ({who}, on the page)"
+async def order(caller: Caller, wanted: OrderRequest) -> dict[str, Any]:
+    """Carry out what a person has confirmed. The service adds who it was."""
+    reason = f"{wanted.reason or 'no reason given'} (on the page)"
     if wanted.action == "checkpoint":
         return await _checkpoint(caller, wanted.job, reason)
     if wanted.action == "reload":
@@ -550,7 +549,7 @@ def _request(wanted: OrderRequest, reason: str) -> tuple[str, Any]:
 
 
 async def _reload(caller: Caller, wanted: OrderRequest) -> dict[str, Any]:
-    """As `ddpctl reload`. The service itself adds who it was. It refuses, and stops nothing, if a file is broken."""
+    """As `ddpctl reload`. It refuses, and stops nothing, if a file is broken."""
     reason = f"{wanted.reason or 'no reason given'} (on the page)"
     request = pb.ReloadJobRequest(job_id=wanted.job, reason=reason, steps=TRIAL_STEPS, wait_s=_RELOAD_S)
     done = await caller.call("ReloadJob", request, longer_s=_RELOAD_S)
@@ -686,8 +685,10 @@ def peer_address(request: Any) -> tuple[str, int]:
 #
 # Theory of operation
 # -------------------
-# A login is a token of the API. The cookie of the session is the token itself: the service stores no sessions, so
-# they outlive a restart, and end when the token expires or its key is removed. The cookie is HttpOnly: no script can
+# A login is a token of the API. The cookie of the session is not this token: a browser sends cookies to all ports of a
+# host, and what listens there must not get a token. It contains the same grant, signed with the same key for this
+# purpose only. The service stores no sessions, so they outlive a restart, and end when the token expires or its key is
+# removed. The cookie is HttpOnly: no script can read it.
 # read it.
 #
 # A service without tokens, and a job of `ddp-launch --web`, print a URL with a random token that is valid for one
@@ -731,8 +732,7 @@ class Logins:
     def login(self, credential: str) -> str:
         """The cookie of a new session. Raises `Denied`."""
         if self._gate.uses_tokens:
-            self._gate.holder_of(credential.strip())
-            return credential.strip()
+            return self._gate.session_of(credential.strip())
         if not self.once or not hmac.compare_digest(credential.strip().encode(), self.once.encode()):
             used = "" if self.once else " The token of the URL was used before; it is valid for one login."
             raise _unknown(f"this is not the token of the URL that was printed at the start.{used}")
@@ -747,7 +747,7 @@ class Logins:
     def session(self, cookie: str) -> Session:
         """Raises `Denied`."""
         if self._gate.uses_tokens:
-            return Session(self._gate.holder_of(cookie), csrf_of(cookie))
+            return Session(self._gate.holder_of_session(cookie), csrf_of(cookie))
         known = [each for each in self._sessions if hmac.compare_digest(each.encode(), cookie.encode())]
         if not known:
             raise _unknown("log in: open the URL that was printed at the start")

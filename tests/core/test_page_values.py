@@ -168,7 +168,7 @@ class Service:
 
 def test_a_reload_is_that_of_ddpctl() -> None:
     service: Any = Service()
-    done = asyncio.run(server.order(service, order_request(body(action="reload", reason="lr")), "token 5f2a"))
+    done = asyncio.run(server.order(service, order_request(body(action="reload", reason="lr"))))
     assert (done["changed"], done["kept"], done["silent"]) == (["train.py"], True, [])
     ((method, request),) = service.asked
     told = parser().parse_args(["reload", "a"])

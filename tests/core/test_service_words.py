@@ -162,14 +162,15 @@ def test_a_life_in_lines() -> None:
 @pytest.mark.parametrize(
     ("words", "who", "shown"),
     [
-        ("enough", "token ann", "enough"),
+        ("enough", "token ann", "enough (ordered by token ann)"),
+        ("x (ordered by token bob)", "token ann", "x (ordered by token bob) (ordered by token ann)"),
         ("", "token ann", "no reason given (ordered by token ann)"),
         ("", "a user of this machine", "no reason given (ordered by a user of this machine)"),
         ("", f"certificate {NAME}", "no reason given (ordered by a holder of the job secret)"),
         ("", "certificate ann", "no reason given (ordered by certificate ann)"),
     ],
 )
-def test_an_order_without_a_reason_says_who_gave_it(words: str, who: str, shown: str) -> None:
+def test_an_order_says_last_who_gave_it(words: str, who: str, shown: str) -> None:
     assert reason_text(words, who) == shown
 
 

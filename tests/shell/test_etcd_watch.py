@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,24 @@ import pytest
 from etcd_cluster import needs_etcd, running
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_client import COMPACT, TXN, Access, EtcdClient, Member, pages_of, putting, when
+from rendezvous.store.etcd_client import (
+    COMPACT,
+    TXN,
+    Access,
+    EtcdClient,
+    Member,
+    Unreachable,
+    pages_of,
+    putting,
+    when,
+)
 from rendezvous.store.etcd_owner import Changes, Follower, Snapshot
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from etcd_cluster import EtcdCluster
 
@@ -172,3 +184,27 @@ def test_a_job_with_as_many_and_as_large_values_as_are_permitted_wakes_its_waite
         await store.close()
 
     asyncio.run(check())
+
+
+def test_no_space_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ETCD_QUOTA_BACKEND_BYTES", str(2 << 20))
+
+    async def fill(client: EtcdClient, give_up_at: float) -> None:
+        for number in range(100):
+            put = putting(b"/full/%d" % number, bytes(VALUE_BYTES))
+            await client.call(TXN, when([], [put]), give_up_at=give_up_at)
+
+    async def check(cluster: EtcdCluster) -> None:
+        client = EtcdClient(Access((cluster.members[0].url.removeprefix("http://"),)))
+        with pytest.raises(Unreachable):
+            await fill(client, give_up_at=time.monotonic() + 5.0)
+        await pages_of(client, b"/full/", keys_only=True)  # reads are served
+        await client.close()
+
+    with running(tmp_path, n=1) as cluster:
+        asyncio.run(check(cluster))
+    told = [record.getMessage() for record in caplog.records if "etcd" in record.getMessage()]
+    assert len(told) == 1
+    assert "has no space left" in told[0]

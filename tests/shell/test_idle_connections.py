@@ -103,3 +103,21 @@ def test_floods_of_each_kind_on_each_port(many_files: None, port: str, kind: str
         check_flood(service, getattr(service, port), 1400, _FIRST_BYTES[kind], 1 << 14)
     finally:
         service.close()
+
+
+def test_what_a_client_sends_is_not_in_the_log() -> None:
+    """gRPC would write the data of a GOAWAY frame as they are: control characters, and lines that look like ours."""
+    data = bytes(4) + (11).to_bytes(4, "big") + b"\xff\x1b[31m\n2026-01-01 info: forged\n"
+    goaway = len(data).to_bytes(3, "big") + b"\x07\0\0\0\0\0" + data
+    service = Ports(1 << 12)
+    host, _, port = service.endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 60) as client:
+            client.sendall(_PREFACE + _SETTINGS + goaway + b"\0\0\x08\x06\0\0\0\0\0answered")
+            received = b""
+            while b"\x06\x01\0\0\0\0answered" not in received:  # it has read all before this ping
+                received += client.recv(4096)
+        service.end()
+        assert "forged" not in "".join(service.log)
+    finally:
+        service.close()

@@ -313,7 +313,7 @@ def test_a_failure_has_its_story_and_an_order_its_author(shared: Site, job: Laun
         _, note = until(
             events, "note", lambda note: note["kind"] == "decision" and "for a test" in note["text"]
         )
-        assert f"({who}, on the page)" in note["text"]
+        assert f"(on the page) (ordered by {who})" in note["text"]
         until(events, "job", lambda view: view["generation"] == 3 and view["phase"] == "running")
 
 
@@ -340,7 +340,7 @@ def test_an_abort_ends_the_job(shared: Site, job: Launched) -> None:
         assert client.post("order", job=JOB, action="abort", reason="enough")[0] == 200
         _, view = until(events, "job", lambda view: view["is_over"])
         assert view["phase"] == "failed"
-        assert f"enough ({who}, on the page)" in view["reason"]
+        assert f"enough (on the page) (ordered by {who})" in view["reason"]
     assert job.wait() != 0
     assert client.post("order", job=JOB, action="restart")[0] == 409
     assert client.post("logs", job=JOB)[0] == 409

@@ -37,7 +37,7 @@ def test_a_job_on_one_machine(tmp_path: Path) -> None:
             assert client.post("order", job="another", action="abort")[0] == 404
             assert client.post("order", job="alone", action="restart", reason="try")[0] == 200
             _, note = until(events, "note", lambda note: note["kind"] == "decision")
-            assert f"try (user {getpass.getuser()}, on the page)" in note["text"]
+            assert f"try (on the page) (ordered by user {getpass.getuser()})" in note["text"]
             until(events, "job", lambda view: view["generation"] == 2 and view["phase"] == "running")
         assert client.post("order", job="alone", action="abort", reason="enough")[0] == 200
         assert job.wait() != 0
