@@ -203,12 +203,11 @@ class Server:
 
     def _declare_gauges(self) -> None:
         metrics = self.metrics
-        if self.gate.uses_tokens:
-            metrics.gauge(
-                "key_file_usable",
-                "1: the key file was read. 0: it cannot be, so keys that were removed from it are still valid.",
-                lambda: float(not self.gate.problem),
-            )
+        metrics.gauge(
+            "key_file_usable",
+            "0: the key file cannot be read, so keys that were removed from it are still valid.",
+            lambda: float(not self.gate.problem),
+        )
         metrics.gauge("streams", "Open agent streams.", lambda: self.agents.streams)
         metrics.gauges("jobs", "Open jobs, by phase.", "phase", self._jobs_by_phase)
         metrics.gauge(

@@ -182,8 +182,9 @@ def test_members_of_etcd_believe_each_other() -> None:
 def test_a_snapshot_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     """The second container's command, as it stands but for the folder."""
     (template,) = (each for whose, each, _ in rules.pods(built("production")) if whose.startswith("CronJob/"))
-    (saves,), (keeps,) = template["spec"]["initContainers"], template["spec"]["containers"]
+    (saves, keeps), (frees,) = template["spec"]["initContainers"], template["spec"]["containers"]
     assert saves["command"][-1] == "/snapshots/new.db"
+    assert frees["command"][:3] == ["etcdctl", "defrag", "--cluster"], "if it fails, the snapshot is kept"
     command = [word.replace("/snapshots", str(tmp_path)) for word in keeps["command"]]
     for text in ("older", "newer"):
         (tmp_path / "new.db").write_text(text)

@@ -22,7 +22,12 @@ from rendezvous.values.rank_view import Histogram, RankPhase, RankView, Totals
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # Of Prometheus itself, and of etcd.
-_OTHERS = {"up", "etcd_server_has_leader"}
+_OTHERS = {
+    "up",
+    "etcd_server_has_leader",
+    "etcd_mvcc_db_total_size_in_bytes",
+    "etcd_server_quota_backend_bytes",
+}
 _METRIC = re.compile(r"\b(ddp_rendezvous_[a-z_]+|etcd_[a-z_]+|up)\{?")
 
 

@@ -288,7 +288,7 @@ def test_a_lost_connection_catches_up(shared: Site, job: Launched) -> None:
     with client.events(JOB, number) as events:
         kind, found = next((kind, data) for _, kind, data in events if kind in ("snapshot", "note"))
     assert kind == "note"
-    assert "asks for a checkpoint: before the demo (token " in found["text"]
+    assert "asks for a checkpoint: before the demo (on the page)" in found["text"]
     with client.events(JOB, "another.7") as events:
         _, snapshot = until(events, "snapshot")
     assert found in snapshot["notes"]
