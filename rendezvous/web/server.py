@@ -689,7 +689,6 @@ def peer_address(request: Any) -> tuple[str, int]:
 # host, and what listens there must not get a token. It contains the same grant, signed with the same key for this
 # purpose only. The service stores no sessions, so they outlive a restart, and end when the token expires or its key is
 # removed. The cookie is HttpOnly: no script can read it.
-# read it.
 #
 # A service without tokens, and a job of `ddp-launch --web`, print a URL with a random token that is valid for one
 # login. Its session is a random value that is valid as long as the process. The token is behind the `#` of the URL:
