@@ -52,7 +52,7 @@ from launcher.ranks.editions import Editions
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.template import tree
-from launcher.template.process_stat import process_stat
+from launcher.template.tree import process_stat
 from launcher.version import VERSION
 from rendezvous.replay.journal import Journals
 from rendezvous.values.cause_text import ranks

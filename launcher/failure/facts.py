@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.failure.verdict import ErrorRecord
-from launcher.template.cgroup_paths import folders
+from launcher.template.cgroup import folders
 
 _MAX_RECORD_BYTES = 1 << 20
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode number for it

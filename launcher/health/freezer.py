@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.template.cgroup_paths import folders
+from launcher.template.cgroup import folders
 
 _SIGNS = (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN"))  # versions 2 and 1
 

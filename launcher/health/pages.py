@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.health.freezer import is_frozen
-from launcher.template.process_stat import process_stat
+from launcher.template.tree import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
 from rendezvous.values.types import Reached
 

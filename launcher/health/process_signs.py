@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health.signs import Signs
 from launcher.template import tree
-from launcher.template.process_stat import process_stat
+from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

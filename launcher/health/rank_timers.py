@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.failure.verdict import signal_name
 from launcher.output.lines import printable
 from launcher.template import scratch, tree
-from launcher.template.process_stat import process_stat
+from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health.gpus import open_gpus
 from launcher.health.node_health import Disk, Memory, Nic, NodeReading, Throttling
-from launcher.template.cgroup_paths import folders as folders_of
+from launcher.template.cgroup import folders as folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.health.stack_text import MAIN_THREAD
 from launcher.health.stack_tools import find
 from launcher.template import tree
-from launcher.template.process_stat import process_stat
 from launcher.template.stacks import MEMORY, SIGNAL
+from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.machine import nvml
 from launcher.machine.small_files import names_in, text_of
-from launcher.template.cgroup_paths import memberships, upwards
+from launcher.template.cgroup import memberships, upwards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

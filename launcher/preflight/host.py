@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.joining import addresses
 from launcher.machine.small_files import names_in, text_of
 from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
-from launcher.template.cgroup_paths import memberships, upwards
+from launcher.template.cgroup import memberships, upwards
 
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.ranks.early_variables import early_variable
 from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
-from launcher.template import tree, wire
+from launcher.template import messages, tree
 from launcher.template.messages import Keep, Retire, Signal, Sweep
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class Zygote:
         self.pid = pid
         self.warm = warm
         self._control = control
-        self._inbox = wire.Inbox(control)
-        self._outbox = wire.Outbox(control)
+        self._inbox = messages.Inbox(control)
+        self._outbox = messages.Outbox(control)
         self.when_blocked: Callable[[], None] = (
             _nothing  # orders wait: call `flush` once the socket is writable
         )

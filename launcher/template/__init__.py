@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The zygote owns the processes of its node. The agent communicates with it over one socket only (`wire`).
+The zygote owns the processes of its node. The agent communicates with it over one socket only (`messages`).
 
 *Warm.* The agent starts `python -u train.py ...`, exactly the command line of a rank, with the launcher's `hook/`
 folder first on PYTHONPATH. The interpreter imports the hook's `sitecustomize` as the last step of its own start-up,
@@ -13,8 +13,8 @@ interpreter itself; the launcher does not emulate them.
 
 *Plain.* If a warm start is not possible (another interpreter, no Python at all, `--no-warm-start`, a script whose
 folder shadows what torch imports), the same loop runs in a small interpreter of its own, and each child executes its
-command. Both modes use the same loop. A Python child runs the same hook (`executed`), which installs one import hook:
-when the script imports torch, `tracing` instruments the functions of torch, as it does in a warm rank at its start.
+command. Both modes use the same loop. A Python child runs the same hook (`script_start`), which installs one import
+hook: when the script imports torch, it instruments the functions of torch, as it does in a warm rank at its start.
 
 *Nothing outlives the job.* The zygote is a child subreaper: whatever a rank leaves behind (double forks, new sessions)
 becomes the zygote's child, and `tree` finds it. When the agent dies, for whatever reason, the socket closes. The zygote

@@ -1,32 +1,46 @@
 """The zygote's loop: reads one socket (agent) and one signal (SIGCHLD). The package docstring explains the design.
 
-`messages` defines the messages. The loop never waits for the agent: `wire` keeps what the socket does not accept yet.
+The loop never waits for the agent: an `Outbox` of `messages` keeps what the socket does not accept yet.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
+import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from . import cgroup, debugging, messages, rank, scratch, stacks, terminal_size, tree, wire
-from .endings import Endings, has_ended
+from . import cgroup, messages, rank, scratch, script_start, stacks, store, tree
 from .forking import fork, freeze_garbage
-from .keepers import Keepers, bound
-from .messages import Exited, Keep, Ready, Retire, Signal, Signalled, Spawn, Started, Sweep, Swept
-from .process_stat import process_stat
-from .sent_signals import SentSignals
-from .sweeping import Sweeper, traces_of_streams
+from .messages import (
+    Exited,
+    Keep,
+    KeeperEnded,
+    Keeping,
+    Ready,
+    Retire,
+    Signal,
+    Signalled,
+    Spawn,
+    Started,
+    Sweep,
+    Swept,
+)
+from .tree import process_stat
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable, Collection, Iterable
 
     from .late_variables import LateVariables
     from .learning import Learner, Notes
+    from .messages import Report
 
 
 @dataclass
@@ -46,8 +60,8 @@ class Loop:
         learns: bool = False,
     ) -> None:
         self._control = control
-        self._inbox = wire.Inbox(control)
-        self._outbox = wire.Outbox(control)
+        self._inbox = messages.Inbox(control)
+        self._outbox = messages.Outbox(control)
         self._poll = select.poll()
         self._warm = warm and not warm_obstacle
         self._obstacle = warm_obstacle
@@ -128,7 +142,7 @@ class Loop:
                 return "rank"
         return ""
 
-    def _obey(self, received: wire.Received) -> str:
+    def _obey(self, received: messages.Received) -> str:
         match received.message:
             case Spawn() as order:
                 return self._spawn(order, received.fds)
@@ -158,9 +172,9 @@ class Loop:
                 if not self._warm:
                     rank.execute(order.argv, is_python=order.is_python)
                 stacks.listen()
-                terminal_size.follow_output()
+                script_start.follow_output()
                 self.notes, self.late = notes, late
-                debugging.enter()
+                script_start.enter_debugger()
                 return "rank"
         traces = traces_of_streams(fds)
         for fd in fds:
@@ -303,3 +317,383 @@ def _send_signal(pid: int, signum: int, to_group: bool) -> None:
                 os.killpg(pid, signum)
                 return
         os.kill(pid, signum)
+
+
+# --- the order in which ranks end ------------------------------------------------------------------
+#
+# If several ranks have ended since the last look, `waitpid` returns them in the order of their start. The order of
+# their ends is evidence: a rank that ended after another one may have lost its connection to it. So the kernel is
+# asked twice. A descriptor of a process becomes readable when the process ends, and epoll returns the descriptors in
+# that order.
+
+
+class Endings:
+    def __init__(self) -> None:
+        self._poll: select.epoll | None = None
+        self._pids: dict[int, int] = {}  # by descriptor
+        self._ended: list[int] = []  # to be reaped
+
+    def watch(self, pid: int) -> None:
+        """Without descriptors of processes (an old kernel, macOS), the order of near ends is that of `waitpid`."""
+        with contextlib.suppress(OSError, AttributeError):
+            fd = os.pidfd_open(pid)
+            self._pids[fd] = pid
+            self._poll = self._poll or select.epoll()
+            self._poll.register(fd, select.EPOLLIN | select.EPOLLET)
+
+    def _take(self) -> list[int]:
+        """Return the processes that have ended since the last call, in the order of their ends."""
+        if self._poll is None:
+            return []
+        ended = []
+        for fd, _events in self._poll.poll(0):
+            ended.append(self._pids.pop(fd))
+            self._poll.unregister(fd)  # closing is not enough: ranks that are being forked have copies
+            os.close(fd)
+        return ended
+
+    def next(self) -> int:
+        """Return the process to reap next: the rank that ended first, or else any other child; 0 if none has ended."""
+        if not self._ended:
+            self._ended = self._take()
+        if not self._ended:
+            with contextlib.suppress(ChildProcessError):
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if (
+                    found is not None and found.si_pid in self._pids.values()
+                ):  # and perhaps another one before it
+                    self._ended = self._take()
+                if found is not None and not self._ended:
+                    return found.si_pid
+        return self._ended.pop(0) if self._ended else 0
+
+    def forget(self) -> None:
+        """In a forked child."""
+        for fd in self._pids:
+            os.close(fd)
+        if self._poll is not None:
+            self._poll.close()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child that is not reaped yet has ended, as far as a signal can change it."""
+    stat = process_stat(pid)
+    return stat is None or stat.is_exiting
+
+
+# --- signals that are sent to the zygote -----------------------------------------------------------
+#
+# The signals that the zygote gets in the place of the agent: from its ranks, or as one of all processes of a job.
+#
+# Under torchrun, the parent of a rank is the launcher, and a rank that sends SIGTERM to its parent stops the job.
+# Here its parent is the zygote. None of these signals ends it: it reads them from a descriptor, together with their
+# sender.
+
+_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SIGNALS = tuple(signal.Signals[name] for name in _NAMES)
+_SIZE_OF_SET, _SIZE_OF_REPORT = 128, 128
+_NUMBER_ERRNO_CODE_SENDER = struct.Struct("=IiiI")  # the first fields of the kernel's struct signalfd_siginfo
+
+
+class SentSignal(NamedTuple):
+    signum: int
+    sender: int
+
+
+class SentSignals:
+    """They are blocked as well as ignored, so that a signal for a rank that is being forked is not lost."""
+
+    def __init__(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._answers = {each: signal.signal(each, signal.SIG_IGN) for each in _SIGNALS}
+        self.fd = _signalfd()
+
+    def read(self) -> list[SentSignal]:
+        """Return those that processes have sent: what a terminal sends, it sends to the agent too."""
+        found = []
+        while self.fd >= 0:
+            try:
+                report = os.read(self.fd, _SIZE_OF_REPORT)
+            except BlockingIOError:
+                break
+            signum, _errno, code, sender = _NUMBER_ERRNO_CODE_SENDER.unpack_from(report)
+            if code <= 0:
+                found.append(SentSignal(signum, sender))
+        return found
+
+    def become_rank(self, handled_by_launcher: str) -> None:
+        """Hear them again. A program that torchrun starts ignores none that torchrun handles, also under nohup."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        for signum, answer in self._answers.items():
+            if answer is signal.SIG_IGN and signum.name in handled_by_launcher.split(","):
+                answer = signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL
+            signal.signal(signum, answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+
+def _signalfd() -> int:
+    bits = sum(1 << (each - 1) for each in _SIGNALS)
+    wanted = ctypes.create_string_buffer(bits.to_bytes(_SIZE_OF_SET, "little"), _SIZE_OF_SET)
+    return int(ctypes.CDLL(None).signalfd(-1, wanted, os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+# --- the processes that keep stores ----------------------------------------------------------------
+#
+# One for each generation, as the zygote starts and ends them (`store`).
+#
+# The socket of a store listens before the answer to the agent. So ranks can connect from then on, and the kernel lets
+# them wait. The process that serves it is forked behind the first rank of its generation on this node: a fork of the
+# zygote takes some milliseconds, and a rank needs more than that before it connects. If no rank is started soon, the
+# process is forked all the same: ranks of other nodes connect as well, and ranks that have kept their processes.
+
+_WAIT_FOR_RANK_S = 0.005  # a service in the agent answers within 2 to 4 ms
+
+
+class _Keeper(NamedTuple):
+    generation: int
+    error: int  # read end of the pipe to which it writes its last error
+
+
+class _Listening(NamedTuple):
+    """A store that no process serves yet."""
+
+    sock: socket.socket
+    order: Keep
+    due_at: float
+
+
+def bound(order: Keep, *, is_kept: bool) -> tuple[socket.socket | None, Keeping]:
+    """Return the socket of a store and the answer to the agent. `is_kept`: a process of the zygote will serve it."""
+    try:
+        sock = store.bound_socket(order.host, order.port, listen=is_kept)
+    except OSError as error:
+        return None, Keeping(order.generation, 0, is_kept, error=str(error.strerror))
+    return sock, Keeping(order.generation, sock.getsockname()[1], is_kept)
+
+
+class Keepers:
+    """`become_child` is called first in each fork."""
+
+    def __init__(self, become_child: Callable[[], None], tell: Callable[[Report], None]) -> None:
+        self._become_child, self._tell = become_child, tell
+        self._pid = os.getpid()
+        self._running: dict[int, _Keeper] = {}
+        self._listening: list[_Listening] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def listen(self, order: Keep) -> None:
+        """Open the socket of a store, and tell its port."""
+        if order.port:
+            self._end()  # keepers may hold the requested port until then
+        sock, answer = bound(order, is_kept=True)
+        if sock is not None:
+            self._listening.append(_Listening(sock, order, time.monotonic() + _WAIT_FOR_RANK_S))
+        self._tell(answer)
+
+    def rank_started(self) -> None:
+        """The first rank has been forked, or another one: nothing waits any more."""
+        while self._listening:
+            self._fork(self._listening.pop(0))
+
+    def wait_s(self) -> float | None:
+        """The time until a store must be served, although no rank was started; None if there is none."""
+        return max(0.0, self._listening[0].due_at - time.monotonic()) if self._listening else None
+
+    def turn(self) -> None:
+        while self.wait_s() == 0.0:
+            self._fork(self._listening.pop(0))
+
+    def _fork(self, each: _Listening) -> None:
+        sock, order = each.sock, each.order
+        error, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        pid, obstacle = fork()
+        if pid == 0:
+            with rank.exit_on_error():
+                self._become_child()
+                tree.die_with_parent(self._pid)
+                store.keep(sock, order.host, write)
+        sock.close()
+        os.close(write)
+        if obstacle:
+            os.close(error)
+            self._tell(KeeperEnded(order.generation, f"its process cannot be started: {obstacle}"))
+            return
+        self._running[pid] = _Keeper(order.generation, error)
+
+    def give_up(self) -> None:
+        """Close the sockets that no process serves: the world is over. A sweep ends the processes."""
+        for each in self._listening:
+            each.sock.close()
+        self._listening.clear()
+
+    def _end(self) -> None:
+        self.give_up()
+        for pid, keeper in self._running.items():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(keeper.error)
+        self._running.clear()
+
+    def ended(self, pid: int, status: int, is_expected: bool) -> None:
+        """The loop has waited for this child, whatever it was."""
+        keeper = self._running.pop(pid, None)
+        if keeper is None:
+            return
+        reason = os.read(keeper.error, 4096).decode(errors="replace")
+        os.close(keeper.error)
+        if not is_expected:
+            self._tell(KeeperEnded(keeper.generation, reason or _in_words(status)))
+
+    def forget(self) -> None:
+        """Close the descriptors, in a fork of the zygote."""
+        self.give_up()
+        for keeper in self._running.values():
+            os.close(keeper.error)
+
+
+def _in_words(status: int) -> str:
+    if not os.WIFSIGNALED(status):
+        return f"exit code {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    known = {each.value: each.name for each in signal.Signals}
+    return f"killed by {known.get(number, f'signal {number}')}"
+
+
+# --- what ended ranks leave behind -----------------------------------------------------------------
+#
+# Kills the processes that ended ranks have left behind, and spares those of ranks that continue.
+#
+# A sweep ends when nothing is left that it has to end. A process in a session of its own was made to survive its
+# rank: it may still save what the rank has sent it, so it has some time. So have the processes by which
+# multiprocessing and torch remove semaphores and shared memory: they end by themselves as soon as nobody uses these
+# any more.
+#
+# If ranks keep their processes over a failure (they are *kept*), the sweep must not touch anything of theirs. A
+# process belongs to a kept rank if it is below it, or in its session. What remains are processes in sessions of their
+# own whose parents have ended: the kernel no longer tells who started them. Two traces may show it: the log folder of
+# a rank in the environment, and the standard streams, which each rank has of its own. Without a trace the process is
+# spared, because to end the helper of a healthy rank is the worse error. The next sweep without kept ranks ends it.
+#
+# Kept ranks wait for the end of a sweep. So with them it does not wait for the processes that have some time, and
+# ends these later.
+
+_FOLDER = "DDP_RANK_DIR"
+_Trace = str | tuple[int, int]  # a log folder, or device and inode of a stream
+
+
+class Sweeper:
+    """`over` receives the generation, and how many processes were left when the sweep began.
+
+    `ranks` returns the pids of all ranks that live.
+    """
+
+    def __init__(self, over: Callable[[int, int], None], ranks: Callable[[], Iterable[int]]) -> None:
+        self._over, self._ranks = over, ranks
+        self._pid = os.getpid()
+        self._sessions = {self._pid}  # of the zygote and its ranks: others were opened to survive them
+        self._traces: dict[_Trace, int] = {}  # the rank (pid) that had it
+        self._order: Sweep | None = None
+        self._kept: frozenset[int] = frozenset()
+        self._has_detached = False  # a sweep with kept ranks has left some, to be ended later
+        self._spare_until = 0.0  # by then, detached processes have ended by themselves or are killed
+        self._left_over = 0
+
+    def rank_started(self, pid: int, order: Spawn, traces: Collection[_Trace]) -> None:
+        self._sessions.add(pid)
+        self._traces |= dict.fromkeys((*traces, *filter(None, (order.env.get(_FOLDER),))), pid)
+
+    @property
+    def is_active(self) -> bool:
+        return self._order is not None
+
+    @property
+    def is_due(self) -> bool:
+        return (self.is_active or self._has_detached) and time.monotonic() >= self._spare_until
+
+    def wait_s(self) -> float | None:
+        """The time until it is due. None: only the end of a process lets it continue."""
+        left_s = self._spare_until - time.monotonic()
+        return left_s if (self.is_active or self._has_detached) and left_s > 0 else None
+
+    def begin(self, order: Sweep, kept: tuple[int, ...], unawaited: int) -> None:
+        """`kept`: the pids of the ranks that continue. `unawaited`: how many keep stores or import on trial."""
+        self._order, self._kept, self._has_detached = order, frozenset(kept), False
+        self._spare_until = time.monotonic() + order.patience_s
+        self._left_over = len(tree.descendants(self._pid, self._belongs_to_kept)) - unawaited
+        self.sweep(unawaited)
+
+    def sweep(self, unawaited: int) -> None:
+        """Kill what is left. The end of each child calls this again, until nothing is left.
+
+        This kills keepers of stores and trial imports too, but does not wait for them: the next store has its own port.
+        """
+        if self._order is None:
+            return self._end_detached()
+        spared: frozenset[int] = frozenset()
+        if time.monotonic() < self._spare_until:
+            spared = tree.in_other_sessions(self._pid, self._sessions) | tree.cleaners(self._pid)
+        left = tree.kill_all(self._pid, spared, self._belongs_to_kept)
+        detached = self._among(spared) if self._kept else []
+        if left - len(detached) > unawaited:
+            return
+        generation, self._order = self._order.generation, None
+        self._has_detached = bool(detached)
+        self._sessions = {self._pid, *self._kept}
+        self._forget_traces()
+        self._over(generation, self._left_over)
+
+    def _end_detached(self) -> None:
+        """Kill the processes that have had their time. The ranks that have started meanwhile are kept too."""
+        if not self._has_detached or time.monotonic() < self._spare_until:
+            return
+        self._kept = frozenset(self._ranks())
+        late = self._among(tree.in_other_sessions(self._pid, self._sessions))
+        for pid in late:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._has_detached = bool(late)
+        self._forget_traces()
+
+    def _among(self, pids: frozenset[int]) -> list[int]:
+        """Return those of these processes that do not belong to a kept rank."""
+        found = tree.descendants(self._pid, self._belongs_to_kept) if pids else []
+        return [pid for pid in found if pid in pids]
+
+    def _forget_traces(self) -> None:
+        if not self._has_detached:
+            self._traces = {trace: pid for trace, pid in self._traces.items() if pid in self._kept}
+
+    def _belongs_to_kept(self, pid: int) -> bool:
+        """Whether a process belongs to a kept rank, as far as this does not follow from its parent.
+
+        It is asked while the processes are listed: a kept rank may start another one at any moment.
+        """
+        if not self._kept:
+            return False
+        stat = process_stat(pid)
+        if pid in self._kept or stat is None or stat.session in self._kept:
+            return True
+        if stat.session in self._sessions or stat.parent != self._pid:
+            return False
+        owners = {self._traces[trace] for trace in _traces_of(pid) if trace in self._traces}
+        return not owners or any(owner in self._kept for owner in owners)
+
+
+def traces_of_streams(fds: tuple[int, ...]) -> tuple[_Trace, ...]:
+    return tuple((stat.st_dev, stat.st_ino) for stat in map(os.fstat, fds))
+
+
+def _traces_of(pid: int) -> set[_Trace]:
+    found: set[_Trace] = set()
+    for fd in (0, 1, 2):
+        with suppress(OSError):
+            stat = os.stat(f"/proc/{pid}/fd/{fd}")
+            found.add((stat.st_dev, stat.st_ino))
+    wanted = f"{_FOLDER}=".encode()
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        of_interest = (each for each in file.read().split(b"\0") if each.startswith(wanted))
+        found |= {os.fsdecode(each[len(wanted) :]) for each in of_interest}
+    return found

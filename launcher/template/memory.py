@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from .cgroup_paths import folders
+from .cgroup import folders
 
 _LIMIT_AND_USED = (
     ("memory.max", "memory.current", "inactive_file"),

@@ -5,7 +5,7 @@ Theory of operation
 `launcher.warm_pool` starts this process as it would start a zygote: with the command line of the ranks. So it can serve
 commands with this script only, under the same `pool_key`. It imports what a zygote imports, announces itself in the
 folder of the pool, and waits on a socket there. Each request comes with the descriptors of the command. The reply is
-quick: either the reason why not, or a fork (`guardian`), whose fork in turn continues as the zygote.
+quick: either the reason why not, or a fork (the guardian), whose fork in turn continues as the zygote.
 
 The template itself never runs a job. So nothing of a job can reach the next one, and many jobs can run at a time.
 
@@ -15,16 +15,19 @@ It ends when it has served nobody for a while, when it is told to, and when a fi
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import io
+import mmap
 import os
 import select
+import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from . import command_line, freshness, guardian, memory, pool_key, pool_wire
+from . import freshness, memory, pool_key, pool_wire, tree
 from .forking import fork, freeze_garbage
-from .handover import Handover
 from .pool_folder import Unusable, open_folder, peer
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from .freshness import Snapshot
     from .pool_folder import Folder
+
 
 _REQUEST_S = 2.0
 _STEP_S = 30.0  # between two looks at the folder
@@ -58,7 +62,7 @@ class Template:
         self._listener.setblocking(False)
         self._poll.register(self._listener, select.POLLIN)
         with contextlib.suppress(Exception):
-            command_line.show([f"ddp-launch: warm template of {self._config['title']}"])
+            show([f"ddp-launch: warm template of {self._config['title']}"])
         if (used := memory.own_bytes()) > self._config["most_bytes"]:
             self.end(f"it takes {used >> 20} MiB, more than --warm-memory permits")
         self._folder.announce(self._name, self._config["key"])
@@ -117,7 +121,7 @@ class Template:
         if pid == 0:
             try:
                 self._forget()
-                guardian.guard(connection, fds)
+                guard(connection, fds)
             except BaseException:
                 os._exit(70)
             return Handover(request, fds)
@@ -223,3 +227,212 @@ def _printed(fd: int) -> bytes:
         while part := os.read(fd, 1 << 16):
             found += part
     return found
+
+
+# --- the guardian ----------------------------------------------------------------------------------
+#
+# The parent of a zygote that was forked from a template, for one job.
+#
+# A zygote that the agent starts is its child: the agent learns how it ended, and gets the processes that it leaves
+# behind. A process cannot be given to another parent. So a fork of the template takes this part. It is a subreaper,
+# and its only child is the zygote. When the zygote has ended, it ends what is left, and then tells the agent over a
+# socket. If the agent ends, the zygote ends itself, as always, and the guardian follows. It does not depend on the
+# template, which may end at any time.
+
+_END_S = 20.0  # after the agent: the zygote needs some of it to end the ranks
+_SEND_S = 2.0
+
+
+def guard(lifeline: socket.socket, others: list[int]) -> None:
+    """Call this in a fork of the template. It returns in the zygote only. `others` belong to the zygote."""
+    os.setsid()
+    tree.become_subreaper()
+    pid, obstacle = fork()
+    if pid == 0:
+        os.setsid()
+        lifeline.close()
+        return
+    for fd in others:
+        os.close(fd)
+    _leave_streams()
+    lifeline.settimeout(_SEND_S)
+    if obstacle:
+        _tell(lifeline, {"obstacle": obstacle})
+        os._exit(1)
+    _tell(lifeline, {"zygote": pid})
+    _stay(lifeline, pid)
+
+
+def _leave_streams() -> None:
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        if null > 2:
+            os.close(null)
+
+
+def _stay(lifeline: socket.socket, zygote: int) -> NoReturn:
+    try:
+        status = _await(lifeline, zygote)
+        tree.reap_all(os.getpid())
+        _tell(lifeline, {"ended": status})
+    finally:
+        os._exit(0)
+
+
+def _await(lifeline: socket.socket, zygote: int) -> int:
+    ended = os.pidfd_open(zygote)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(lifeline, select.POLLRDHUP)
+    give_up = 0.0
+    while True:
+        left_s = max(0.0, give_up - time.monotonic()) if give_up else None
+        found = dict(poll.poll(None if left_s is None else left_s * 1000 + 1))
+        if ended in found:
+            return os.waitpid(zygote, 0)[1]
+        if give_up and time.monotonic() >= give_up:
+            os.kill(zygote, signal.SIGKILL)
+        elif lifeline.fileno() in found:  # the agent has ended: the zygote sees that, too
+            poll.unregister(lifeline)
+            give_up = time.monotonic() + _END_S
+
+
+def _tell(lifeline: socket.socket, message: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):
+        pool_wire.send(lifeline, message)
+
+
+# --- the zygote of a command -----------------------------------------------------------------------
+#
+# Turns a fork of a template into the zygote of a command: what the template could not know is set here.
+#
+# What cannot be set, such as limits or the control group, is equal already: it belongs to the key (`pool_key`).
+
+
+class Handover(NamedTuple):
+    """What a command has sent. The descriptors: the zygote's end of a socket, and the standard streams."""
+
+    request: dict[str, Any]
+    fds: list[int]
+
+
+def take_over(handover: Handover, old_args: tuple[str, ...], printed: tuple[bytes, bytes]) -> None:
+    """`printed`: what the imports of the template have written to standard output and error."""
+    request, (_control, *streams) = handover
+    for target, fd in enumerate(streams):
+        os.dup2(fd, target)
+        os.close(fd)
+    _set_environment(request["env"])
+    show(request["argv"])
+    set_arguments(list(old_args), request["args"])
+    _renew_standard_input()
+    _renew_start_of_logging()
+    for fd, text in zip((1, 2), printed, strict=True):
+        if text:
+            with contextlib.suppress(OSError):
+                os.write(fd, text)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    """In the order of the command's own, which a script can see."""
+    os.environ.clear()
+    os.environ.update(wanted)
+
+
+def set_arguments(old: list[str], new: list[str]) -> None:
+    """The arguments of the script are the last words of the command line."""
+    for words in (sys.argv, sys.orig_argv):
+        del words[len(words) - len(old) :]
+        words += new
+
+
+def _renew_standard_input() -> None:
+    """Open it as the interpreter does at its start: the stream remembers of its file whether it can be sought in."""
+    old: Any = sys.stdin
+    buffer: Any = open(0, "rb", -1, closefd=False)
+    buffer.raw.name = "<stdin>"
+    stream: Any = io.TextIOWrapper(
+        buffer,
+        encoding=old.encoding,
+        errors=old.errors,
+        newline="\n",
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
+    stream.mode = "r"
+    for name in ("stdin", "__stdin__"):
+        setattr(sys, name, stream)
+
+
+def _renew_start_of_logging() -> None:
+    """`%(relativeCreated)d` counts from the import of logging, which is the only one of torch that reads the time."""
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:
+        import time
+
+        is_integer = isinstance(logging._startTime, int)
+        logging._startTime = time.time_ns() if is_integer else time.time()
+
+
+# --- its command line ------------------------------------------------------------------------------
+#
+# Sets the command line that `ps` shows for this process.
+#
+# A template is started before the arguments of its ranks are known. The kernel lets a process say where its arguments
+# are (PR_SET_MM_MAP), without privileges.
+
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_NO_FILE = 0xFFFFFFFF
+# The numbers of the fields in /proc/PID/stat, in the order of the kernel's structure; 0: not in the file.
+_ADDRESSES = {
+    "start_code": 26,
+    "end_code": 27,
+    "start_data": 45,
+    "end_data": 46,
+    "start_brk": 47,
+    "brk": 0,
+    "start_stack": 28,
+    "arg_start": 48,
+    "arg_end": 49,
+    "env_start": 50,
+    "env_end": 51,
+}
+
+
+class _Map(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in _ADDRESSES),
+        ("auxv", ctypes.c_uint64),
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    )
+
+
+class _Kept(NamedTuple):
+    memory: mmap.mmap
+    view: ctypes.Array[ctypes.c_char]
+
+
+_kept: list[_Kept] = []  # the kernel reads them for as long as the process lives
+
+
+def show(argv: list[str]) -> bool:
+    """Return False if the kernel does not permit it. Nothing has changed then."""
+    text = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in argv)
+    # Private memory: the kernel does not read arguments from shared pages.
+    memory = mmap.mmap(-1, max(len(text), 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(text)
+    view = (ctypes.c_char * max(len(text), 1)).from_buffer(memory)
+    _kept.append(_Kept(memory, view))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(") ")[2].split()
+    layout = _Map(auxv_size=0, exe_fd=_NO_FILE)
+    for name, number in _ADDRESSES.items():
+        setattr(layout, name, int(fields[number - 3]) if number else libc.sbrk(0))
+    layout.arg_start = ctypes.addressof(view)
+    layout.arg_end = layout.arg_start + len(text)
+    return not libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0)

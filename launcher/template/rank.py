@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import debugging, executed, store, tree
+from . import script_start, store, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
     if order.args:
         sys.argv[-len(order.args) :] = order.args
         sys.orig_argv[-len(order.args) :] = order.args
-    debugging.keep_from_keyboard(order.env)
+    script_start.keep_from_keyboard(order.env)
     _fresh_identity()
     if order.is_store_kept and order.env.get("RANK") == "0":
         store.join_instead_of_hosting()
@@ -82,7 +82,7 @@ def _has_positions(fd: int) -> bool:
 
 def execute(argv: tuple[str, ...], *, is_python: bool) -> NoReturn:
     if is_python:
-        executed.announce()
+        script_start.announce()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
     try:

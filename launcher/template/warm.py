@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors, fast_exit, freshness, import_variables, threshold, torch_release
+from . import descriptors, fast_exit, freshness, import_variables, script_start, torch_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,10 +26,10 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     reads = import_variables.Reads()
     pool = config.get("pool")  # this process is a template of the warm pool
     descriptors.close_inherited(*((pool["listener"], *pool["output"]) if pool else (config["fd"],)))
-    threshold.hide_hook(hook_folder, config["pythonpath"])
+    script_start.hide_hook(hook_folder, config["pythonpath"])
     atexit.register(_drop_imported_modules)  # registered first, so it runs last
     early = frozenset(sys.modules)
-    users_own_exists = threshold.import_users_sitecustomize()
+    users_own_exists = script_start.import_users_sitecustomize()
     settled = before_ours | (frozenset(sys.modules) - early) | {"sitecustomize", "_ddp_launch"}
     before_torch = frozenset(sys.modules)
     started = time.monotonic()
@@ -56,7 +56,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
         rank.notes.begin()
     if rank.late is not None:
         rank.late.begin(read, preloaded)
-    threshold.leave(hook_folder)
+    script_start.leave(hook_folder)
     return users_own_exists
 
 
@@ -64,10 +64,10 @@ def _await_command(
     pool: dict[str, Any], obstacle: str, read: Iterable[str], shadowed: Callable[[], str]
 ) -> dict[str, Any]:
     """Be a template of the warm pool. Return in the zygote of a command, with its configuration."""
-    from _ddp_launch import handover, loop, pooled  # noqa: F401  # before the fork: each zygote needs the loop
+    from _ddp_launch import loop, pooled  # noqa: F401  # before the fork: each zygote needs the loop
 
     handed, printed = pooled.serve(pool, obstacle, read, shadowed)
-    handover.take_over(handed, pool["args"], printed)
+    pooled.take_over(handed, pool["args"], printed)
     config: dict[str, Any] = handed.request["config"]
     return config | {"fd": handed.fds[0]}
 
@@ -80,9 +80,9 @@ def _die_with_agent(agent: int) -> None:
 
 
 def _load_marks() -> Callable[[], None]:
-    from _ddp_launch import tracing
+    from _ddp_launch import script_start
 
-    load: Callable[[], Callable[[], None]] = tracing.load
+    load: Callable[[], Callable[[], None]] = script_start.load
     return load()
 
 

@@ -9,7 +9,7 @@ folder of the user. `ddp-launch warm start` turns the pool on. Then each command
 1. `surroundings` reads what a rank would inherit from the command, and makes the key of it.
 2. `client` connects to the template of this key, and sends its environment and its standard streams. A fork of the
    template becomes the zygote of the command. From there on, all is as usual, but for the parent of the zygote
-   (`launcher/template/guardian.py`).
+   (`launcher/template/pooled.py`).
 3. Without such a template the command starts cold, and `seed` leaves a process that becomes the template when the
    command has ended. So the template inherits from the command what cannot be set later.
 

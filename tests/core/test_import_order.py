@@ -11,7 +11,7 @@ import pytest
 from _ddp_launch_entry import _with_dependencies, reordered
 from launcher.settings.import_path import files_that_hide, import_path
 from launcher.settings.spec import EntryKind, EntryPoint
-from launcher.template import tracing
+from launcher.template import script_start
 
 ZIP, LIBRARY, DYNLOAD = "/usr/lib/python312.zip", "/usr/lib/python3.12", "/usr/lib/python3.12/lib-dynload"
 SITE = "/venv/lib/python3.12/site-packages"
@@ -98,9 +98,9 @@ def test_the_library_refuses_a_free_threaded_python() -> None:
 
 
 def test_a_free_threaded_rank_loads_nothing_compiled_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tracing.load() is not tracing._nothing
+    assert script_start.load() is not script_start._nothing
     monkeypatch.setattr(sys, "abiflags", "t")
-    assert tracing.load() is tracing._nothing
+    assert script_start.load() is script_start._nothing
 
 
 def test_files_of_the_user_that_hide_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,9 +255,8 @@ APART = "rendezvous.torchrun"
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
-        *("warm", "plain", "loop", "rank", "debugging", "store", "hook", "executed", "tracing", "threshold"),
-        *("learning", "late_variables", "sweeping"),
-        *("pooled", "guardian", "handover", "freshness", "command_line", "forking", "keepers"),
+        *("warm", "plain", "loop", "rank", "store", "hook", "script_start"),
+        *("learning", "late_variables", "pooled", "freshness", "forking"),
     )
 }
 
@@ -298,6 +297,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.store.etcd_owner": "with its importer it would have more lines than a file may have",
     "rendezvous.web.feed": "with its importer it would have more lines than a file may have",
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
+    "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
     "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",
 }

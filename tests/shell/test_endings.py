@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.template.endings import Endings, has_ended
+from launcher.template.loop import Endings, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

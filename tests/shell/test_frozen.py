@@ -12,7 +12,7 @@ import pytest
 from launched import eventually
 
 from launcher.health.freezer import is_frozen
-from launcher.template.cgroup_paths import folders as folders_of
+from launcher.template.cgroup import folders as folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.template import keepers
+from launcher.template import loop
 from launcher.template.messages import Keep, KeeperEnded, Keeping, Report
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Played:
         self.told: list[Report] = []
         self.forks: list[float] = []
         self.obstacle = ""
-        self.keepers = keepers.Keepers(lambda: None, self.told.append)
-        monkeypatch.setattr(keepers, "fork", self.fork)
+        self.keepers = loop.Keepers(lambda: None, self.told.append)
+        monkeypatch.setattr(loop, "fork", self.fork)
 
     def fork(self) -> tuple[int, str]:
         self.forks.append(time.monotonic())
@@ -65,7 +65,7 @@ def test_without_a_rank_on_this_node_it_is_served_a_little_later(played: Played)
         played.keepers.turn()
         if (wait_s := played.keepers.wait_s()) is not None:
             time.sleep(wait_s)  # as the zygote's loop does
-    assert played.forks[0] - began >= keepers._WAIT_FOR_RANK_S
+    assert played.forks[0] - began >= loop._WAIT_FOR_RANK_S
     assert played.keepers.wait_s() is None
 
 

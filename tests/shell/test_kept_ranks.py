@@ -15,7 +15,7 @@ from launched import FAMILY, SOON_S, eventually
 from launcher.ranks.zygote import Zygote
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template.messages import Exited, Spawn, Started, Swept
-from launcher.template.process_stat import process_stat
+from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

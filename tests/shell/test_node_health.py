@@ -17,7 +17,7 @@ from ports import free_port
 
 from launcher.health.node_health import MIB, Memory, Nic, Throttling
 from launcher.health.sampler import Node
-from launcher.template.cgroup_paths import folders as folders_of
+from launcher.template.cgroup import folders as folders_of
 from rendezvous.service.web import Web
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from launched import eventually
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
 from launcher.health.keyboard_wait import someone_may_type, waits_for_input
-from launcher.template.process_stat import process_stat
+from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from launched import SOON_S
 
 from launcher.ranks.zygote import Zygote
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.template import messages, wire
+from launcher.template import messages
 from launcher.template.messages import Exited, Keep, Signal, Spawn, Started, Sweep, Swept
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_two_ends_with_much_to_say_do_not_wait_for_each_other(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     agent, zygote = ends
-    orders, reports = wire.Outbox(agent), wire.Outbox(zygote)
+    orders, reports = messages.Outbox(agent), messages.Outbox(zygote)
     for number in range(RANKS):
         read, write = os.pipe()
         os.write(write, str(number).encode())
@@ -79,7 +79,7 @@ def test_two_ends_with_much_to_say_do_not_wait_for_each_other(
     assert not orders.is_empty
     assert not reports.is_empty
 
-    heard, obeyed = wire.Inbox(agent), wire.Inbox(zygote)
+    heard, obeyed = messages.Inbox(agent), messages.Inbox(zygote)
     spawned: list[int] = []
     started: list[int] = []
     while len(started) < RANKS or len(spawned) < RANKS:
@@ -107,7 +107,7 @@ def test_descriptors_that_were_never_sent_or_taken_are_closed(
     agent, zygote = ends
     sent = tmp_path / "sent"
     sent.touch()
-    outbox, inbox = wire.Outbox(agent), wire.Inbox(zygote)
+    outbox, inbox = messages.Outbox(agent), messages.Inbox(zygote)
     for number in range(RANKS):
         outbox.put(spawn(number, "true"), (os.open(sent, os.O_RDONLY),))
     outbox.flush()
@@ -129,7 +129,7 @@ def open_here(path: Path) -> int:
 
 def test_the_end_of_the_other_is_seen(ends: tuple[socket.socket, socket.socket]) -> None:
     agent, zygote = ends
-    outbox, inbox = wire.Outbox(agent), wire.Inbox(agent)
+    outbox, inbox = messages.Outbox(agent), messages.Inbox(agent)
     zygote.close()
     outbox.put(Sweep(1))
     with pytest.raises(OSError, match="Broken pipe"):

@@ -17,7 +17,7 @@ from launched import FAMILY, SOON_S
 from launcher.exchange import AgentEvent, StartFailed, ZygoteReplaced
 from launcher.ranks.zygote import Zygote
 from launcher.ranks.zygote_watch import ZygoteWatch
-from launcher.template import wire
+from launcher.template import messages
 from launcher.template.messages import Ready, Report, Spawn, Started
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_the_loop_goes_on_while_a_lost_zygote_is_cleared_away(was_ready: bool) -
     async def main() -> AgentEvent:
         watch = ZygoteWatch(starter, starter.start(), lambda _line: None)
         running = asyncio.create_task(watch.run(hear, lost.append, facts.put_nowait))
-        outbox = wire.Outbox(starter.ends[0])
+        outbox = messages.Outbox(starter.ends[0])
         for report in (Ready(False, "", 0.0), Started(0, 1, 7)) if was_ready else ():
             outbox.put(report)
         outbox.flush()
@@ -102,7 +102,7 @@ def test_a_zygote_that_does_not_read_is_killed_after_its_ranks_were_told_to_stop
     async def main() -> AgentEvent:
         watch = ZygoteWatch(starter, Zygote(blocked.pid, ours, warm=False), lambda _line: None)
         running = asyncio.create_task(watch.run(hear, lost.append, facts.put_nowait))
-        outbox = wire.Outbox(theirs)
+        outbox = messages.Outbox(theirs)
         outbox.put(Ready(False, "", 0.0))
         outbox.flush()
         await asyncio.wait_for(facts.get(), SOON_S)

@@ -22,14 +22,14 @@ def _enter_zygote(here: str) -> bool:
 
 def _enter_rank(here: str) -> bool:
     """An error here does not affect the rank; the launcher only loses its status data."""
-    from _ddp_launch import executed, threshold
+    from _ddp_launch import script_start
 
     try:
-        executed.enter(here)
+        script_start.enter(here)
     except Exception:
         pass
-    users_own_exists: bool = threshold.import_users_sitecustomize()
-    threshold.leave(here)
+    users_own_exists: bool = script_start.import_users_sitecustomize()
+    script_start.leave(here)
     return users_own_exists
 
 

@@ -131,7 +131,7 @@ def process():
 def importers():
     """All but the one that waits for torch in a rank that was executed, and is gone when torch has come."""
     names = [repr(finder).split(" object")[0] for finder in sys.meta_path]
-    return [name for name in names if not name.endswith("tracing._Awaiting")]
+    return [name for name in names if not name.endswith("script_start._Awaiting")]
 
 
 def traces_of_launcher():
