@@ -19,8 +19,6 @@ from meet.service import serving
 from shown import ROOT, machine, write_between_markers
 from watched import RANK_SCRIPTS, WatchedRun
 
-from launcher.joining.join import job_spec
-from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
@@ -52,7 +50,7 @@ class Neighbours:
 
     async def _join(self) -> None:
         self._sessions = []
-        for number in range(1, self._spec.max_nodes):
+        for number in range(1, self._spec.job.max_nodes):
             agent = AgentId(f"node{number}", "1")
             session = connect([self._endpoint], agent, ClientOptions())
             session.send(
@@ -66,10 +64,8 @@ class Neighbours:
 
 def measure(nodes: int, ranks: int, seconds: float) -> float:
     """Per cent of one processor."""
-    asked = LaunchSpec(
-        EntryPoint(EntryKind.SCRIPT, SCRIPT), JOB, nproc_asked=str(ranks), min_nodes=nodes, max_nodes=nodes
-    )
-    with serving("memory") as service, Neighbours(service.endpoint, job_spec(asked, VERSION)):
+    asked = JobSpec(JOB, nodes, nodes, SCRIPT, nproc=str(ranks), version=VERSION)
+    with serving("memory") as service, Neighbours(service.endpoint, asked):
         program = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
         words = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", "0"]
         words += ["--rendezvous", service.endpoint, "--rdzv-id", JOB, SCRIPT]

@@ -423,7 +423,7 @@ class JobPage:
         service = await asyncio.to_thread(__import__, "rendezvous.job_page", fromlist=["serve"])
         connection = self._connection
         url, self._close = await service.serve(
-            self._spec.run_id, connection.job, connection.endpoints, connection.options
+            self._spec.job.job_id, connection.job, connection.endpoints, connection.options
         )
         self._say(f"the page of this job, for one login: {url}")
 

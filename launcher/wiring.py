@@ -41,7 +41,7 @@ from launcher.health.stop_watch import StopWatch
 from launcher.health.time_watch import TimeWatch
 from launcher.health.watch import HangWatch
 from launcher.joining import addresses
-from launcher.joining.join import job_spec, node_facts
+from launcher.joining.join import node_facts
 from launcher.notify.announcer import Announcer
 from launcher.output.lines import can_redraw, printable
 from launcher.output.log_folder import LogFolder
@@ -53,7 +53,6 @@ from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.template import tree
 from launcher.template.tree import process_stat
-from launcher.version import VERSION
 from rendezvous.replay.journal import Journals
 from rendezvous.values.cause_text import ranks
 from rendezvous.values.counted import counted
@@ -208,7 +207,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
     hangs = _hang_watch(shell, ranks)
     isolation = IsolationWatch(
         spec.isolation_timeout_s,
-        spec.join_timeout_s,
+        spec.job.join_timeout_s,
         ranks.pids,
         shell.logs.signs_of_life,
         ranks.pages.step,
@@ -238,7 +237,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
     connection.session.answer_with(desk.answer)
     return Parts(
         connection,
-        AgentJoined(connection.agent, job_spec(spec, VERSION), facts),
+        AgentJoined(connection.agent, spec.job, facts),
         ranks,
         requester,
         isolation,
@@ -620,8 +619,9 @@ class UserMessages:
     def report_shared_id(self) -> None:
         """Say which job this node joins, if the ID was not given."""
         if self._spec.id_may_be_shared:
+            name = self._spec.job.job_id
             self.say(
-                f"this node joins the job {self._spec.run_id}, named after the user and the script. If you run this "
+                f"this node joins the job {name}, named after the user and the script. If you run this "
                 "script several times at once on this rendezvous, give each job its own --rdzv-id."
             )
 

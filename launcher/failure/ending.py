@@ -113,7 +113,7 @@ def _tell_of_failure(spec: LaunchSpec, folder: LogFolder, outcome: Outcome) -> N
     from launcher.failure import story
     from launcher.failure.facts import write_outcome
 
-    budget = str(spec.budget)
+    budget = str(spec.job.budget)
     summary = story.outcome_json(outcome, log_dir=folder.path, budget=budget)
     ending_file.leave(outcome.exit_code, outcome.reason, code_of_outcome(outcome), summary)
     try:

@@ -169,7 +169,7 @@ class NodeWatch:
         self._expired.clear()
         if self._timer is not None:
             self._timer.cancel()
-        if self._spec.stragglers.policy is not StragglerPolicy.OFF:
+        if self._spec.job.stragglers.policy is not StragglerPolicy.OFF:
             self._report_phase_times(generation, begun=True)
         if texts := self._health.texts:  # the service discards the health of a node that leaves
             self._send(self._told("; ".join(texts)))
@@ -182,7 +182,7 @@ class NodeWatch:
                 "reading the phase times of the ranks", lambda: phase_times(self._pages.views()), ()
             )
             self._send(PhaseTimesReported(self._state_now.agent, generation, ranks))
-        window_s = self._spec.stragglers.window_s
+        window_s = self._spec.job.stragglers.window_s
         self._timer = self._loop.call_later(window_s, self._report_phase_times, generation)
 
     # --- HTTP ------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class NodeWatch:
     def _metrics(self) -> str:
         state = self._state_now
         restarts = state.assignment.restart_count if state.assignment is not None else 0
-        names = (self._spec.run_id, state.agent.node)
+        names = (self._spec.job.job_id, state.agent.node)
         now = (max(0, state.generation), restarts, len(state.live), self._is_ready())
         running = exposition.Running(*now, *names)
         over_time = OverTime(self.rank_times(), self._restarts)

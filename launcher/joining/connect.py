@@ -71,20 +71,25 @@ async def open_session(spec: LaunchSpec, incarnation: str, journals: Journals | 
     host = socket.gethostname()
     if spec.interface and not spec.local_addr:
         spec = replace(spec, local_addr=_address_of(spec.interface))
-    elif spec.max_nodes == 1 and (spec.master_addr or spec.local_addr):
+    elif spec.job.max_nodes == 1 and (spec.master_addr or spec.local_addr):
         await asyncio.to_thread(_check_own, spec)
     fqdn = await _fqdn(spec, host)
     try:
         place = find_rendezvous(
-            spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control, spec.rendezvous_option
+            spec.rendezvous,
+            spec.job.max_nodes,
+            fqdn,
+            os.environ,
+            spec.has_ssh_control,
+            spec.rendezvous_option,
         )
     except NoRendezvous as error:
         raise CannotConnect(str(error), code=Code.NO_RENDEZVOUS_ADDRESS) from None
     match place:
         case Embedded():
             agent = AgentId(host, incarnation)
-            journal = None if journals is None else journal_of(journals, spec.run_id)
-            rendezvous = EmbeddedRendezvous(spec.run_id, journal)
+            journal = None if journals is None else journal_of(journals, spec.job.job_id)
+            rendezvous = EmbeddedRendezvous(spec.job.job_id, journal)
             session = rendezvous.connect(agent)
             withdraw = await offer(rendezvous)
 
@@ -126,7 +131,7 @@ def _check_own(spec: LaunchSpec) -> None:
 
 async def _fqdn(spec: LaunchSpec, host: str) -> str:
     """Use the resolver only if needed: a slow resolver must not delay a job on one machine."""
-    matters = spec.max_nodes > 1 and not spec.rendezvous
+    matters = spec.job.max_nodes > 1 and not spec.rendezvous
     return await asyncio.to_thread(socket.getfqdn, host) if matters else host
 
 
@@ -200,7 +205,7 @@ def _environ(spec: LaunchSpec) -> dict[str, str]:
 
 def _options(spec: LaunchSpec) -> ClientOptions:
     try:
-        return client_options(_environ(spec), give_up_s=spec.join_timeout_s)
+        return client_options(_environ(spec), give_up_s=spec.job.join_timeout_s)
     except OptionsUnusable as error:
         raise CannotConnect(str(error), code=error.code) from None
 
@@ -214,7 +219,7 @@ async def _connect(
     own: str = "",
 ) -> Connection:
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
-    slot = _Slot.of(spec.run_id, host)
+    slot = _Slot.of(spec.job.job_id, host)
     agent = AgentId(slot.name, incarnation)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report errors
     named = tuple(str(endpoint) for endpoint in endpoints)

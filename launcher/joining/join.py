@@ -1,4 +1,4 @@
-"""The data that this node sends when it joins: the spec of the job and the description of the node."""
+"""The description of this node, which it sends when it joins."""
 
 from __future__ import annotations
 
@@ -6,41 +6,15 @@ import zlib
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import parse_int
-from rendezvous.values.types import JobSpec, NodeFacts
+from rendezvous.values.types import NodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launcher.settings.spec import LaunchSpec
 
-_STOP_MARGIN_S = 15.0  # after the ranks' grace period: to kill and reap them, and to send the reply
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 _MOST_NODES = 1 << 31
-
-
-def job_spec(spec: LaunchSpec, version: str) -> JobSpec:
-    return JobSpec(
-        job_id=spec.run_id,
-        min_nodes=spec.min_nodes,
-        max_nodes=spec.max_nodes,
-        entry_point=spec.entry.target,
-        nproc=spec.nproc_asked,
-        version=version,
-        budget=spec.budget,
-        crash_loop=spec.crash_loop,
-        join_timeout_s=spec.join_timeout_s,
-        last_call_s=spec.last_call_s,
-        lease_s=spec.lease_s,
-        replacement_timeout_s=spec.replacement_timeout_s,
-        shrink_after_s=spec.shrink_after_s,
-        stop_budget_s=spec.shutdown_timeout_s + _STOP_MARGIN_S,
-        spares=spec.spares,
-        scale_up=spec.scale_up,
-        rules=spec.rules,
-        stragglers=spec.stragglers,
-        recover=spec.recover,
-        heal_budget=spec.heal_budget,
-    )
 
 
 def node_facts(spec: LaunchSpec, host: str, address: str, environ: Mapping[str, str]) -> NodeFacts:
@@ -50,8 +24,8 @@ def node_facts(spec: LaunchSpec, host: str, address: str, environ: Mapping[str, 
         nproc=spec.nproc,
         role=spec.role,
         node_rank=spec.node_rank,
-        scheduler_index=_scheduler_index(environ) if spec.max_nodes > 1 else None,
-        script_args=_checksum(spec.entry.args) if spec.max_nodes > 1 else "",
+        scheduler_index=_scheduler_index(environ) if spec.job.max_nodes > 1 else None,
+        script_args=_checksum(spec.entry.args) if spec.job.max_nodes > 1 else "",
     )
 
 

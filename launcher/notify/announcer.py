@@ -46,7 +46,7 @@ def _exporter(spec: LaunchSpec, say: Callable[[str], None]) -> Exporter | None:
 
 class Announcer:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None], boundary: ErrorBoundary) -> None:
-        self._job, self._boundary = spec.run_id, boundary
+        self._job, self._boundary = spec.job.job_id, boundary
         self._subscribers = Subscribers(spec.on_event, say)
         self._exporter = _exporter(spec, say)
         self._state: Supervision | None = None

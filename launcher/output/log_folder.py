@@ -19,7 +19,7 @@ _TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice; the user did no
 
 class LogFolder:
     def __init__(self, spec: LaunchSpec) -> None:
-        name = re.sub(r"[^\w.+-]", "_", spec.run_id) or "job"
+        name = re.sub(r"[^\w.+-]", "_", spec.job.job_id) or "job"
         self.temporary = not spec.log.directory
         self.file_limit = _TEMPORARY_FILE_LIMIT if self.temporary else 0
         self.warning = ""
@@ -28,7 +28,9 @@ class LogFolder:
             self.warning = _why_elsewhere(self.path)
             return
         try:
-            self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
+            self.path = _unused(
+                os.path.join(os.path.abspath(spec.log.directory), name), spec.job.max_nodes > 1
+            )
         except OSError as error:  # launcher.settings.checks has found what can be detected earlier
             raise UsageError(
                 f"invalid --log-dir {spec.log.directory!r}: cannot create the directory ({error.strerror}). "

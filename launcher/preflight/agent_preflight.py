@@ -81,12 +81,12 @@ class Preflight:
         """Raises `CannotConnect` if the machine fails the checks and the job has only this machine."""
         report, clock = await asyncio.gather(self._gathering, clock_checks(connection))
         report = report.plus(clock)
-        if self._spec.preflight == "full" and self._spec.max_nodes > 1:
+        if self._spec.preflight == "full" and self._spec.job.max_nodes > 1:
             report = report.plus(await self._compare_nodes(connection, report))
         for line in terminal_lines(report.checks):
             self._say(f"pre-flight: {line}")
         failed = checkup.failures(_conditions(report.checks, self._spec.preflight))
-        if failed and self._spec.max_nodes == 1:
+        if failed and self._spec.job.max_nodes == 1:
             named = f"this machine failed its pre-flight check: {failed}"
             raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK, code=Code.PREFLIGHT_FAILED)
         had = str(report.versions)
@@ -95,7 +95,7 @@ class Preflight:
     async def _compare_nodes(self, connection: Connection, report: Report) -> tuple[Check, ...]:
         from launcher.preflight import network_check  # which loads gRPC
 
-        spec = replace(self._spec, run_id=self._spec.run_id + network_check.SUFFIX)
+        spec = self._spec.named(self._spec.job.job_id + network_check.SUFFIX)
         other = await open_session_of(connection, spec)
         try:
             compared = await network_check.compare(

@@ -58,7 +58,7 @@ def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], 
 
 async def _check(spec: LaunchSpec, as_json: bool) -> int:
     report = await gather(spec, spec.preflight)
-    if spec.max_nodes > 1:
+    if spec.job.max_nodes > 1:
         try:
             report = await _with_others(spec, report)
         except CannotConnect as error:
@@ -74,7 +74,7 @@ async def _with_others(spec: LaunchSpec, report: Report) -> Report:
     began = time.monotonic()
     checks: tuple[Check, ...] = ()
     for number in range(1, _TRIES):
-        named = spec if number == 1 else replace(spec, run_id=f"{spec.run_id}.{number}")
+        named = spec if number == 1 else spec.named(f"{spec.job.job_id}.{number}")
         connection = await open_session(named, f"{os.getpid()}-{time.time_ns():x}")
         try:
             report = replace(report, node=connection.host)

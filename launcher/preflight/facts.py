@@ -74,7 +74,7 @@ async def _laid_out(spec: LaunchSpec, level: str) -> Layout:
 
 
 def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
-    wants_gpus = spec.nproc_asked == "gpu"
+    wants_gpus = spec.job.nproc == "gpu"
     yield "memory", lambda: (checkup.judge_memory(host.memory(), spec.nproc),)
     yield "/dev/shm", lambda: (checkup.judge_shared_memory(host.shared_memory()),)
     yield "limits", lambda: checkup.judge_limits(host.limits())

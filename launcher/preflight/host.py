@@ -99,7 +99,7 @@ def network(spec: LaunchSpec) -> Network:
         found,
         _interface(spec),
         asked=bool(spec.interface or spec.local_addr),
-        alone=spec.max_nodes == 1 or _is_here(spec),
+        alone=spec.job.max_nodes == 1 or _is_here(spec),
     )
 
 

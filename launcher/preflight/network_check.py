@@ -26,11 +26,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.joining.connect import CannotConnect
-from launcher.joining.join import job_spec, node_facts
+from launcher.joining.join import node_facts
 from launcher.preflight import link_plan
 from launcher.preflight.checkup import Check, Grade, skipped
 from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
-from launcher.version import VERSION
 from rendezvous.client.scratch_client import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
@@ -129,7 +128,7 @@ class _NetworkCheck:
     ) -> None:
         self._connection, self._spec, self._say = connection, spec, say
         self._versions = str(report.versions) + (f" mtu={mtu}" if mtu else "")
-        self._scratch = Scratch(connection.endpoints, connection.options, spec.run_id)
+        self._scratch = Scratch(connection.endpoints, connection.options, spec.job.job_id)
         self._listener = Listener(connection.address)
         self._last_reason = ""
         self._links: dict[Pair, Link] = {}  # only node rank 0 has all of them
@@ -143,7 +142,7 @@ class _NetworkCheck:
             self._connection.agent,
             node_facts(self._spec, self._connection.host, self._connection.address, os.environ),
         )
-        asked = replace(job_spec(self._spec, VERSION), budget=RestartBudget(), rules=())
+        asked = replace(self._spec.job, budget=RestartBudget(), rules=())
         self._connection.session.send(AgentJoined(agent, asked, facts))
         place = await self._assigned()
         if place.node_rank == 0:

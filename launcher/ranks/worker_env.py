@@ -37,7 +37,7 @@ def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 
     """Return what all ranks of the node share. Set before torch is loaded, since OpenMP reads it then."""
     # 1, as torchrun sets it: after an error of NCCL torch's watchdog ends the process, also one that could be healed.
     # 0: the guard sees the error, and aborts the groups.
-    handling = "0" if spec.recover is Recover.IN_PLACE else "1"
+    handling = "0" if spec.job.recover is Recover.IN_PLACE else "1"
     env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", handling)}
     if "OMP_NUM_THREADS" not in environ and (omp_threads or spec.nproc > 1):
         env["OMP_NUM_THREADS"] = str(omp_threads or 1)
@@ -67,11 +67,11 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         "MASTER_PORT": str(place.store.port),
         "TORCHELASTIC_RESTART_COUNT": str(a.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(a.max_restarts),
-        "TORCHELASTIC_RUN_ID": spec.run_id,
+        "TORCHELASTIC_RUN_ID": spec.job.job_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(place.store.kept),
         "TORCHELASTIC_ERROR_FILE": f"{place.directory}/error.json",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": spec.signals_asked,
-        "DDP_JOB_ID": spec.run_id,
+        "DDP_JOB_ID": spec.job.job_id,
         "DDP_GENERATION": str(a.generation),
         "DDP_RANK_DIR": place.directory,
         "DDP_RESTART_COUNT": str(a.restart_count),

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
-from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
+from launcher.settings.spec import Budgets, EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, count, join_endpoint, nearest, positive_duration
+from launcher.version import VERSION
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import Recover, ScaleUp, StragglerPolicy
+from rendezvous.values.types import JobSpec, StragglerPolicy, StragglerRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ _TORCH_CONF = (
     "store_type",
 )
 _OUR_BACKENDS = ("static", "ddp")
+_STOP_MARGIN_S = 15.0  # after the ranks' grace period: to kill and reap them, and to send the reply
 _MASTER_PORT = 29500  # torchrun's default if only --master-addr is given
 
 
@@ -79,108 +81,86 @@ def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
 
 
 def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tuple[LaunchSpec, list[str]]:
+    """Most options are fields under their own name; the others, and those that depend on each other, are named here."""
     work = Assembly(settings, [])
     _warn_of_options_without_effect(work)
-    min_nodes, max_nodes = _nodes(work)
-    join_timeout_s, last_call_s, lease_s = _times(work)
+    job = _job(work, entry, here)
+    several = job.max_nodes > 1
     ends_job: tuple[int, ...] = settings["signals_to_handle"]
     checkpoint_signals, if_watched = _checkpoint_signals(settings)
     forwarded = tuple(each for each in _USER_SIGNALS if each not in ends_job)
-    spec = LaunchSpec(
-        entry=entry,
-        run_id=run_id(settings, entry, max_nodes, here),
-        id_may_be_shared=is_named_after_script(settings, max_nodes, here),
-        nproc=here.nproc,
-        nproc_asked=settings["nproc_per_node"],
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        node_rank=_node_rank(work, max_nodes),
-        role=settings["role"],
-        rendezvous=_rendezvous(work, max_nodes),
-        rendezvous_option=_rendezvous_option(settings),
-        secret_file=settings["secret_file"] or "",
-        insecure=settings["insecure"],
-        local_addr=settings["local_addr"] or "",
-        interface=settings["interface"] or "",
-        master_addr=settings["master_addr"] or "",
-        master_port=(settings["master_port"] or 0) if max_nodes == 1 else 0,
-        budget=settings["max_restarts"],
-        crash_loop=settings["crash_loop"],
-        recover=Recover(settings["recover"]),
-        heal_budget=settings["max_heals"],
-        rules=settings["failure_policy"] or (),
-        scale_up=ScaleUp(settings["scale_up"]),
-        spares=settings["spares"],
-        join_timeout_s=join_timeout_s,
-        last_call_s=last_call_s,
-        lease_s=lease_s,
-        replacement_timeout_s=settings["replacement_timeout"],
-        shrink_after_s=_shrink_after_s(settings),
-        reserved_exit_codes=settings["reserved_exit_codes"] or (),
-        isolation_timeout_s=settings["isolation_timeout"],
-        **_time_limits(settings),
-        shutdown_timeout_s=settings["shutdown_timeout"],
-        signals=ends_job,
-        forwarded_signals=tuple(each for each in forwarded if if_watched or each not in checkpoint_signals),
-        checkpoint_signals=checkpoint_signals,
-        checkpoint_if_watched=if_watched,
-        checkpoint_grace_s=settings["checkpoint_grace"],
-        signals_asked=settings.of("signals_to_handle").text or "",
-        **_warm_start(settings),
-        rank_timers=settings["rank_timers"],
-        **_monitoring_and_places(settings),
-        trace_collectives=settings["trace_collectives"] == "on",
-        python=here.python,
-        numa_binding=settings["numa_binding"] or "",
-        cpu_affinity=_cpu_affinity(work),
-        virtual_local_rank=settings["virtual_local_rank"],
-        log=_log(settings),
-        progress=settings["progress"],
-    )
-    return spec, work.warnings
-
-
-def _warm_start(settings: Settings) -> dict[str, Any]:
-    return {
-        "warm_start": settings["warm_start"],
-        "preload": settings["preload"] or (),
-        "learn_imports": settings["learn_imports"],
-        "warm_pool": settings["warm_pool"],
-        "warm_dir": settings["warm_dir"] or "",
+    spec = _fields(settings, LaunchSpec) | {
+        "entry": entry,
+        "job": job,
+        "log": _log(settings),
+        "id_may_be_shared": is_named_after_script(settings, job.max_nodes, here),
+        "nproc": here.nproc,
+        "python": here.python,
+        "node_rank": _node_rank(work, job.max_nodes),
+        "rendezvous": _rendezvous(work, job.max_nodes),
+        "rendezvous_option": _rendezvous_option(settings),
+        "master_port": 0 if several else settings["master_port"] or 0,
+        "hang": _hang(settings),
+        "preflight": _preflight(settings),
+        "trace_collectives": settings["trace_collectives"] == "on",
+        "cpu_affinity": _cpu_affinity(work),
+        "signals": ends_job,
+        "signals_asked": settings.of("signals_to_handle").text or "",
+        "forwarded_signals": tuple(
+            each for each in forwarded if if_watched or each not in checkpoint_signals
+        ),
+        "checkpoint_signals": checkpoint_signals,
+        "checkpoint_if_watched": if_watched,
     }
+    return LaunchSpec(**spec), work.warnings
 
 
-def _time_limits(settings: Settings) -> dict[str, Any]:
+def _fields(settings: Settings, of: type) -> dict[str, Any]:
+    """The options that are fields of this class. One without a value leaves the field its default."""
+    found = {}
+    for option in OPTIONS:
+        names = {option.field or option.dest, option.dest + "_s"} & of.__annotations__.keys()
+        if settings[option.dest] is not None:
+            found.update(dict.fromkeys(names, settings[option.dest]))
+    return found
+
+
+def _job(work: Assembly, entry: EntryPoint, here: HostEnvironment) -> JobSpec:
+    settings = work.settings
+    min_nodes, max_nodes = _nodes(work)
+    join_timeout_s, last_call_s, lease_s = _times(work)
+    job = _fields(settings, JobSpec) | {
+        "job_id": run_id(settings, entry, max_nodes, here),
+        "min_nodes": min_nodes,
+        "max_nodes": max_nodes,
+        "entry_point": entry.target,
+        "nproc": settings["nproc_per_node"],
+        "version": VERSION,
+        "join_timeout_s": join_timeout_s,
+        "last_call_s": last_call_s,
+        "lease_s": lease_s,
+        "shrink_after_s": _shrink_after_s(settings),
+        "stop_budget_s": settings["shutdown_timeout"] + _STOP_MARGIN_S,
+        "stragglers": _stragglers(settings),
+    }
+    return JobSpec(**job)
+
+
+def _hang(settings: Settings) -> Budgets:
     """While a rank is debugged, no rank is called hung or slow."""
-    hang, stragglers, debug = settings["hang_timeout"], settings["stragglers"], settings["debug"]
-    if debug is not None:
-        hang = replace(hang, enabled=False)
-        stragglers = replace(stragglers, policy=StragglerPolicy.OFF)
-    return {"hang": hang, "stragglers": stragglers, "debug": debug}
+    asked: Budgets = settings["hang_timeout"]
+    return asked if settings["debug"] is None else replace(asked, enabled=False)
+
+
+def _stragglers(settings: Settings) -> StragglerRule:
+    asked: StragglerRule = settings["stragglers"]
+    return asked if settings["debug"] is None else replace(asked, policy=StragglerPolicy.OFF)
 
 
 def _preflight(settings: Settings) -> str:
     """A check that the user asks for is a condition; one that runs by itself only reports."""
     named = settings["preflight_paths"] and not settings.of("preflight").given
     return "quick" if named else str(settings["preflight"])
-
-
-def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
-    return {
-        "preflight": _preflight(settings),
-        "preflight_paths": settings["preflight_paths"] or (),
-        "topology": settings["topology"] or "",
-        "logical_world": settings["logical_world"] or 0,
-        "redundancy": settings["redundancy"] or "",
-        "gpu_order": settings["gpu_order"],
-        "health_address": settings["health_port"],
-        "health_sources": settings["health_source"] or (),
-        "health_ignored": settings["health_ignore"] or (),
-        "stop_when": settings["stop_when"] or (),
-        "on_event": settings["on_event"] or "",
-        "web": settings["web"],
-        "otlp_endpoint": settings["otlp_endpoint"] or "",
-    }
 
 
 def _shrink_after_s(settings: Settings) -> float:
@@ -201,19 +181,8 @@ def _checkpoint_signals(settings: Settings) -> tuple[tuple[int, ...], bool]:
 
 
 def _log(settings: Settings) -> LogSpec:
-    return LogSpec(
-        directory=settings["log_dir"] or "",
-        redirects=settings["redirects"],
-        tee=settings["tee"],
-        local_ranks_filter=settings["local_ranks_filter"] or (),
-        stdout_filters=settings["duplicate_stdout_filters"] or (),
-        stderr_filters=settings["duplicate_stderr_filters"] or (),
-        prefix=settings["log_prefix"],
-        color=settings["color"],
-        terminal=settings["terminal"],
-        bars=settings["bars"],
-        journal_limit=settings["journal_limit"] << 20 if settings["journal"] else 0,
-    )
+    journal_limit = settings["journal_limit"] << 20 if settings["journal"] else 0
+    return LogSpec(**_fields(settings, LogSpec) | {"journal_limit": journal_limit})
 
 
 def _warn_of_options_without_effect(work: Assembly) -> None:

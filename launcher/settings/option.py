@@ -35,6 +35,8 @@ class Option:
     foreign: tuple[str, Callable[[str], str]] | None = None
     # The reason why an option has no effect; it is accepted for compatibility with torchrun.
     without_effect: str = ""
+    # The field of LaunchSpec, JobSpec or LogSpec that gets the value, if it has another name than the option.
+    field: str = ""
     reach: Reach = Reach.FILE
 
     @property
@@ -56,8 +58,10 @@ class Option:
         return (*ours, f"PET_{self.dest.upper()}") if self.pet else ours
 
 
-def ours(flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str) -> Option:
-    return Option(flag, text, parse, metavar, default)
+def ours(
+    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
+) -> Option:
+    return Option(flag, text, parse, metavar, default, **more)
 
 
 def torch(

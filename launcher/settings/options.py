@@ -27,6 +27,7 @@ from launcher.settings.option import torch as _torch
 from launcher.settings.option import torch_switch as _torch_switch
 from launcher.settings.stop_conditions import stop_conditions
 from launcher.settings.values import BadValue, quote
+from rendezvous.values.types import Recover, ScaleUp
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -100,6 +101,7 @@ PREFLIGHT = (
         "not join. kubernetes: conditions, taints and labels of the pod's node (node-problem-detector, NVSentinel); an "
         "http:// or https:// URL: metrics of a DCGM exporter, or JSON; a path: a file with either, or with the report "
         "of dcgmi health -c -j. A source that fails never stops a job",
+        field="health_sources",
     ),
     _ours(
         "--health-ignore",
@@ -107,6 +109,7 @@ PREFLIGHT = (
         None,
         health_ignored,
         "conditions, taints, labels or metrics that --health-source leaves out",
+        field="health_ignored",
     ),
     _switch("--json", "with `ddp-launch doctor`: print the results as JSON", reach=Reach.FLAG),
 )
@@ -158,6 +161,7 @@ MONITORING = (
         health_address,
         "[ADDRESS:]PORT",
         foreign=("DDP_HEALTH_PORT", str),
+        field="health_address",
     ),
 )
 
@@ -182,6 +186,7 @@ LOGS = (
         None,
         values.path,
         "keep the logs of the ranks in this directory, in one folder per run",
+        field="directory",
     ),
     _torch(
         "--redirects",
@@ -212,6 +217,7 @@ LOGS = (
         None,
         values.filters,
         "also copy stdout lines that contain one of these texts to a separate file; write ',,' for a comma",
+        field="stdout_filters",
     ),
     _torch(
         "--duplicate-stderr-filters",
@@ -219,6 +225,7 @@ LOGS = (
         None,
         values.filters,
         "same for stderr lines",
+        field="stderr_filters",
     ),
     Option(
         "--log-prefix",
@@ -228,6 +235,7 @@ LOGS = (
         "TEMPLATE",
         "[{node}:{rank}] ",
         foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", values.prefix_from_torch),
+        field="prefix",
     ),
     _ours(
         "--color",
@@ -512,7 +520,7 @@ _NODES = (
         "--scale-up",
         "WHEN",
         "immediate",
-        values.choice("never", "on-restart", "immediate", "at-checkpoint"),
+        values.choice(*ScaleUp),
         "when the job adds a node that joined late: never, on-restart, immediate (as torchrun: restarts the ranks, or "
         "lets them continue in place where they can), at-checkpoint",
     ),
@@ -652,12 +660,13 @@ _FAILURES = (
         "0",
         failure_values.budget,
         "how many times the job may restart all ranks: N in total, or N within any WINDOW (5/1h)",
+        field="budget",
     ),
     _ours(
         "--recover",
         "HOW",
         "auto",
-        values.choice("auto", "in-place", "restart"),
+        values.choice(*Recover),
         "what happens to ranks that survive a failure: auto (ranks inside State.run of ddp.elastic keep their "
         "processes, the others restart), in-place (the same, and the decision says why if that is not possible), "
         "restart (all ranks restart)",
@@ -669,6 +678,7 @@ _FAILURES = (
         failure_values.heals,
         "how many times failed ranks are replaced while the others keep their processes; after that, all ranks restart "
         "as often as --max-restarts permits",
+        field="heal_budget",
     ),
     _ours(
         "--crash-loop",
@@ -687,6 +697,7 @@ _FAILURES = (
         "exit-code[:N], hang, node-lost. Actions: restart, heal (as --recover auto, also after user-exception), "
         "exclude (restart without that node), fail, ignore (the other ranks continue). Default: as --recover, but "
         "restart after user-exception",
+        field="rules",
     ),
     _ours(
         "--reserved-exit-codes",

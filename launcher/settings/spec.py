@@ -5,26 +5,18 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from enum import IntFlag, StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import (
-    UNLIMITED,
-    CrashLoop,
-    PolicyRule,
-    Recover,
-    RestartBudget,
-    ScaleUp,
-    StragglerRule,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.settings.debug_option import Debug
     from launcher.settings.stop_conditions import StopCondition
+    from rendezvous.values.types import JobSpec
 
 
 # --- names of files in the node's scratch folder that several modules use ---------------------------
@@ -135,11 +127,8 @@ class LogSpec:
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     entry: EntryPoint
-    run_id: str
+    job: JobSpec  # what the whole job is asked for; every node sends the same
     nproc: int = 1
-    nproc_asked: str = "auto"
-    min_nodes: int = 1
-    max_nodes: int = 1
     node_rank: int | None = None
     role: str = "default"
     rendezvous_option: str = "--rendezvous"  # or what set it instead, for messages
@@ -151,18 +140,6 @@ class LaunchSpec:
     has_ssh_control: bool = False  # `ddp-launch --hosts` started this agent and controls it over ssh
     master_addr: str = ""
     master_port: int = 0  # 0: any free port; the process that binds it chooses it
-    budget: RestartBudget = RestartBudget()
-    recover: Recover = Recover.AUTO
-    heal_budget: RestartBudget = RestartBudget(UNLIMITED)
-    crash_loop: CrashLoop = CrashLoop()
-    rules: tuple[PolicyRule, ...] = ()
-    scale_up: ScaleUp = ScaleUp.IMMEDIATE
-    spares: int = 0
-    join_timeout_s: float = 600.0
-    last_call_s: float = 2.0
-    lease_s: float = 15.0
-    replacement_timeout_s: float = 60.0
-    shrink_after_s: float = 0.0
     reserved_exit_codes: tuple[int, ...] = ()  # a failed job never exits with one of these
     isolation_timeout_s: float = 300.0
     hang: Budgets = Budgets()
@@ -191,7 +168,6 @@ class LaunchSpec:
     preflight: str = "report"  # off, report, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory
     trace_collectives: bool = True
-    stragglers: StragglerRule = StragglerRule()
     topology: str = ""  # "slurm", "nvlink", or the place of this node in the network: "pod1/rack7"
     health_address: tuple[str, int] | None = None
     health_sources: tuple[str, ...] = ()  # "kubernetes", URLs, paths of files
@@ -220,3 +196,7 @@ class LaunchSpec:
     def handled_signals(self) -> tuple[int, ...]:
         """All signals that the agent handles."""
         return tuple(dict.fromkeys((*self.signals, *self.forwarded_signals, *self.checkpoint_signals)))
+
+    def named(self, job_id: str) -> LaunchSpec:
+        """The same under another name."""
+        return replace(self, job=replace(self.job, job_id=job_id))

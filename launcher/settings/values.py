@@ -101,10 +101,12 @@ def paths(value: str) -> tuple[str, ...]:
 
 
 def choice(*names: str) -> Callable[[str], str]:
+    """One of these names; of a StrEnum, its member."""
+
     def parse(value: str) -> str:
         if value not in names:
             raise BadValue("unknown value", f"one of {', '.join(names)}", nearest(value, names) or names[0])
-        return value
+        return names[names.index(value)]
 
     return parse
 

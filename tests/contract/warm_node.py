@@ -13,6 +13,7 @@ from side_by_side import Ended, clean_env
 from launcher.ranks.zygote import Zygote, rank_argv
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template.messages import Exited, Ready, Report, Spawn, Swept
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,7 @@ class WarmNode:
     ) -> None:
         self._entry = EntryPoint(EntryKind.SCRIPT, str(script))
         self._zygote = Zygote.start(
-            LaunchSpec(self._entry, "warm-node", preload=preload),
+            LaunchSpec(self._entry, JobSpec("warm-node"), preload=preload),
             clean_env(env),
             cgroup="",
             scratch=str(script.parent / f"scratch-{os.urandom(4).hex()}"),

@@ -5,7 +5,6 @@ from dataclasses import fields
 import pytest
 from job_story import Story
 
-from launcher.joining.join import job_spec
 from launcher.settings.arguments import read_arguments
 from launcher.settings.assemble import HostEnvironment, assemble, entry_point
 from launcher.settings.config import ConfigFile, merge
@@ -38,7 +37,7 @@ def spec_of(*words: str) -> JobSpec:
     line = read_arguments(["--rdzv-id", "job", *words, "train.py"])
     settings = merge(line, {}, ConfigFile())
     here = HostEnvironment(nproc=2, python="python", stamp="1")
-    return job_spec(assemble(settings, entry_point(settings, line.words), here)[0], "1.0")
+    return assemble(settings, entry_point(settings, line.words), here)[0].job
 
 
 @pytest.mark.parametrize(("option", "value"), AGREED.items())

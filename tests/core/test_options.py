@@ -37,6 +37,10 @@ def specify(
     return assemble(settings, entry_point(settings, words), here)
 
 
+def field(spec: LaunchSpec, name: str) -> Any:
+    return getattr(spec if hasattr(spec, name) else spec.job, name)
+
+
 def refusal(argv: list[str], environ: Mapping[str, str] | None = None, table: Any = None) -> str:
     with pytest.raises(UsageError) as raised:
         specify(argv, environ, table)
@@ -238,11 +242,11 @@ def test_without_options() -> None:
     spec, warnings = specify(["runs/train.py", "--lr", "1"])
     assert spec.entry.kind is EntryKind.SCRIPT
     assert (spec.entry.target, spec.entry.args) == ("runs/train.py", ("--lr", "1"))
-    assert spec.run_id == "train-1121-064412-3f2a"
-    assert (spec.nproc, spec.nproc_asked, spec.min_nodes, spec.max_nodes) == (2, "auto", 1, 1)
+    assert spec.job.job_id == "train-1121-064412-3f2a"
+    assert (spec.nproc, spec.job.nproc, spec.job.min_nodes, spec.job.max_nodes) == (2, "auto", 1, 1)
     assert spec.signals == (15, 2, 1, 3)
     assert spec.forwarded_signals == (10, 12)
-    assert spec.scale_up is ScaleUp.IMMEDIATE
+    assert spec.job.scale_up is ScaleUp.IMMEDIATE
     assert warnings == []
 
 
@@ -262,12 +266,12 @@ def test_jobs_of_two_users_do_not_meet(
 ) -> None:
     here = replace(HERE, user=user, scheduler_job=job)
     spec, _ = specify([*argv, "runs/train.py"], here=here)
-    assert (spec.run_id, spec.id_may_be_shared) == (run_id, is_shared)
+    assert (spec.job.job_id, spec.id_may_be_shared) == (run_id, is_shared)
 
 
 def test_a_function_of_several_nodes_names_its_job() -> None:
     spec, _ = specify(["--nnodes", "2", "-m", "ddp.launching.rank", "fit"], here=replace(HERE, user="ann"))
-    assert (spec.run_id, spec.entry.name) == ("ann-fit", "fit")
+    assert (spec.job.job_id, spec.entry.name) == ("ann-fit", "fit")
 
 
 @pytest.mark.parametrize(
@@ -288,18 +292,18 @@ def test_a_function_of_several_nodes_names_its_job() -> None:
 )
 def test_options_for_several_machines(argv: list[str], facts: dict[str, Any]) -> None:
     spec, warnings = specify([*argv, "t.py"])
-    assert {name: getattr(spec, name) for name in facts} == facts
+    assert {name: field(spec, name) for name in facts} == facts
     assert warnings == []
 
 
 @pytest.mark.parametrize(
     ("argv", "facts"),
     [
-        (["-m", "pkg.train"], {"run_id": "pkg.train-1121-064412-3f2a"}),
-        (["--rdzv-id", "run7", "t.py"], {"run_id": "run7"}),
-        (["--nnodes", "2", "--rdzv-id", "x", "t.py"], {"run_id": "x"}),
-        (["--nnodes", "2", "some dir/träin.py"], {"run_id": "tr-in"}),
-        (["--nnodes", "2", "t.py"], {"rendezvous": "", "run_id": "t"}),
+        (["-m", "pkg.train"], {"job_id": "pkg.train-1121-064412-3f2a"}),
+        (["--rdzv-id", "run7", "t.py"], {"job_id": "run7"}),
+        (["--nnodes", "2", "--rdzv-id", "x", "t.py"], {"job_id": "x"}),
+        (["--nnodes", "2", "some dir/träin.py"], {"job_id": "tr-in"}),
+        (["--nnodes", "2", "t.py"], {"rendezvous": "", "job_id": "t"}),
         (["--nnodes", "2", "--rdzv-endpoint", "a", "t.py"], {"rendezvous": "a:29400"}),
         (["--nnodes", "2", "--rendezvous", "a:1,b:2", "t.py"], {"rendezvous": "a:1,b:2"}),
         (["--nnodes", "2", "--master-addr", "a", "t.py"], {"rendezvous": "a:29500", "master_addr": "a"}),
@@ -331,7 +335,7 @@ def test_options_mean_what_torchrun_means(argv: list[str], facts: dict[str, Any]
         assert "SIGTERM," in refusal(argv)
         return
     spec, warnings = specify(argv)
-    assert {name: getattr(spec, name) for name in facts} == facts
+    assert {name: field(spec, name) for name in facts} == facts
     assert warnings == []
 
 

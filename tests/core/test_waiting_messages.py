@@ -18,12 +18,13 @@ from rendezvous.values.types import (
     Decision,
     DecisionKind,
     FailureClass,
+    JobSpec,
     PolicyAction,
     PolicyRule,
     Recover,
 )
 
-SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1")
+SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), JobSpec("run-1"))
 
 
 def test_the_first_message_comes_soon_and_the_others_are_ever_rarer() -> None:

@@ -9,9 +9,9 @@ import pytest
 from launcher.health import nccl_env
 from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, request_file, shared_env
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from rendezvous.values.types import Assignment, Recover, StoreAddress
+from rendezvous.values.types import Assignment, JobSpec, Recover, StoreAddress
 
-SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
+SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), JobSpec("run-1"), nproc=2)
 ASSIGNMENT = Assignment(
     generation=3,
     node_rank=1,
@@ -101,7 +101,7 @@ def test_a_choice_about_nccl_errors_is_kept() -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     assert shared_env(SPEC, {})[name] == "1"
     assert shared_env(SPEC, {name: "3"})[name] == "3"
-    heals = replace(SPEC, recover=Recover.IN_PLACE)
+    heals = replace(SPEC, job=replace(SPEC.job, recover=Recover.IN_PLACE))
     assert shared_env(heals, {})[name] == "0"  # else torch would end the ranks that are to be healed
     assert shared_env(heals, {name: "3"})[name] == "3"
 

@@ -13,14 +13,14 @@ from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.supervision import Phase, Supervision
 from launcher.wiring import UserMessages
 from rendezvous.values.events import CheckpointRequested, Notice, Stop, Waiting
-from rendezvous.values.types import AgentId, Decision, DecisionKind
+from rendezvous.values.types import AgentId, Decision, DecisionKind, JobSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from launcher.exchange import AgentEvent
 
-SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
+SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), JobSpec("run-1"), nproc=2)
 HOSTILE = "bad \x1b[2J\x9b31m\x1b]0;title\x07 \u202e\r\nddp-launch: all is well"
 PRINTED = "bad  [2J 31m ]0;title     ddp-launch: all is well"
 

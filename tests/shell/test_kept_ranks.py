@@ -16,6 +16,7 @@ from launcher.ranks.zygote import Zygote
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template.messages import Exited, Spawn, Started, Swept
 from launcher.template.tree import process_stat
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ class Node:
 
     def __init__(self, folder: Path, has_log_folders: bool) -> None:
         self.folder, self._has_log_folders = folder, has_log_folders
-        spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), "kept")
+        spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), JobSpec("kept"))
         self.zygote = Zygote.start(
             spec, dict(os.environ), cgroup="", scratch=str(folder / "scratch"), warm=False
         )

@@ -12,7 +12,7 @@ from launcher.exchange import Finish
 from launcher.failure.ending import tell
 from launcher.output.log_folder import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from rendezvous.values.types import Outcome
+from rendezvous.values.types import JobSpec, Outcome
 
 if TYPE_CHECKING:
     from launched import Launch
@@ -81,7 +81,7 @@ def test_the_report_of_a_job_that_has_started_no_rank_is_kept(
 ) -> None:
     """The store may end before the first rank starts. The box names the folder of the report all the same."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    spec = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
+    spec = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), JobSpec("run-1"), nproc=2)
     folder = LogFolder(spec)
     outcome = Outcome(False, "the store has ended", 75)
     assert tell(spec, folder, Finish(75, outcome.reason, outcome=outcome), missing="") == 75

@@ -15,13 +15,11 @@ from launched import eventually
 from ports import free_port
 from served import SOON_S, serving, soon
 
-from launcher.joining.join import job_spec
-from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
-from rendezvous.values.types import AgentId, NodeFacts, StoreAddress
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -328,13 +326,13 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
     node = job.node("--nnodes", "2", "--join-timeout", "30")
 
     async def far_node() -> Ended:
-        entry = EntryPoint(EntryKind.SCRIPT, str(job.script))
-        asked = LaunchSpec(
-            entry, "trouble", nproc_asked="1", min_nodes=2, max_nodes=2, join_timeout_s=30.0, lease_s=LEASE_S
+        script = str(job.script)
+        asked = JobSpec(
+            "trouble", 2, 2, script, nproc="1", version=VERSION, join_timeout_s=30.0, lease_s=LEASE_S
         )
         far, session = AgentId("far", "1"), connect([service.endpoint], AgentId("far", "1"), ClientOptions())
         facts = NodeFacts("far", "127.0.0.1", 1, node_rank=0)
-        session.send(AgentJoined(far, job_spec(asked, VERSION), facts))
+        session.send(AgentJoined(far, asked, facts))
         while True:
             match await session.receive():
                 case Assigned(assignment):

@@ -14,6 +14,7 @@ from tidy import ROOT
 
 from launcher.output.log_folder import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +150,7 @@ def test_folders_of_ended_jobs_with_the_same_name_are_no_obstacle(
 ) -> None:
     """A container that is started anew with its old /tmp has the same job and the same process numbers."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), run_id="train")
+    spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), JobSpec("train"))
     folders = [LogFolder(spec).path for _ in range(6)]
     assert {os.path.dirname(folder) for folder in folders} == {str(tmp_path)}
     assert len(set(folders)) == 6

@@ -17,6 +17,7 @@ from launcher.ranks.zygote import Zygote
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template import messages
 from launcher.template.messages import Exited, Keep, Signal, Spawn, Started, Sweep, Swept
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +143,7 @@ def test_the_end_of_the_other_is_seen(ends: tuple[socket.socket, socket.socket])
 
 @pytest.fixture
 def zygote(tmp_path: Path) -> Iterator[Zygote]:
-    spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), "link")
+    spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), JobSpec("link"))
     started = Zygote.start(spec, dict(os.environ), cgroup="", scratch=str(tmp_path / "scratch"), warm=False)
     yield started
     started.close()
