@@ -105,7 +105,7 @@ INTERNAL = {
     "NotUnderstood NotServed Broken Unusable ScriptUnreadable BadProfile",
     "rendezvous": "BadMessage JobOver BadToken Denied NotAStory LimitReached OwnedByOther StreamAborted NotFound "
     "NotNow RecordUnreadable BadChange "
-    "SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused",
+    "SnapshotUnreadable Conflict OwnershipLost _Compacted Unreachable CallFailed _NoAnswer BadRequest Refused Crowded",
     "ddp": "_Unable NoRoom PeerError Stopped",
 }
 
