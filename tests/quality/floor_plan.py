@@ -103,7 +103,7 @@ CORE_AND_SHELL = (
 ROOMS = {
     "launcher": {
         "version": set(),
-        "settings": set(),
+        "settings": {"version"},
         "exchange": set(),
         "template": set(),
         "progress": set(),
