@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from random_programs import Program
 
 ROOT = Path(__file__).parents[2]
-_BIN = Path(sys.executable).parent
 _MARK = "UNCHANGED_RUN"
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 _TORCH_VERSION = f"__version__ = {importlib.metadata.version('torch')!r}\n"
@@ -59,26 +58,25 @@ class Outcome:
         return asdict(self)
 
 
-class Torchrun:
-    """A server of torchrun, and the answers that it gives."""
+class _Launcher:
+    """A server of a launcher, which has imported it."""
 
-    def __init__(self) -> None:
-        words = [sys.executable, str(Path(__file__).with_name("torchrun_server.py"))]
+    def __init__(self, name: str) -> None:
+        self._name = name
+        words = [sys.executable, str(Path(__file__).with_name("launcher_server.py")), name]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", env=_kept()
         )
 
-    def run(self, program: Program, folder: Path) -> Outcome:
-        run = _Run(program, folder)
-        report = folder / "report"
+    def _run(self, run: _Run, *words: str) -> int:
         order = {
             "cwd": str(run.here),
             "env": run.env,
-            "words": ["--standalone", "--log-dir", str(run.logs), *run.words],
+            "words": [self._name, "--standalone", "--log-dir", str(run.logs), *words, *run.words],
             "stdin": str(run.stdin),
             "stdout": str(run.out),
             "stderr": str(run.err),
-            "report": str(report),
+            "report": str(run.report),
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -86,9 +84,24 @@ class Torchrun:
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         with _Limit(lambda: os.kill(pid, signal.SIGKILL)):
-            code = int(self._process.stdout.readline())
-        outcome = Outcome(code, left=run.end_what_is_left())
-        failure = json.loads(report.read_text()) if report.exists() else None
+            return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class Torchrun(_Launcher):
+    def __init__(self) -> None:
+        super().__init__("torchrun")
+
+    def run(self, program: Program, folder: Path) -> Outcome:
+        run = _Run(program, folder)
+        outcome = Outcome(self._run(run), left=run.end_what_is_left())
+        failure = json.loads(run.report.read_text()) if run.report.exists() else None
         if isinstance(failure, int):
             outcome.code = 128 + failure
         elif isinstance(failure, list):
@@ -105,40 +118,28 @@ class Torchrun:
         outcome.files = run.files()
         return outcome
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
+class DdpLaunch(_Launcher):
+    def __init__(self) -> None:
+        super().__init__("ddp-launch")
 
-def ddp_launch(program: Program, folder: Path) -> Outcome:
-    run = _Run(program, folder)
-    words = [_BIN / "ddp-launch", "--log-dir", run.logs, "--standalone", "--preflight", "off"]
-    words += [*([] if program.is_warm else ["--no-warm-start"])]
-    with run.stdin.open() as stdin, run.out.open("ab") as out, run.err.open("ab") as err:
-        agent = subprocess.Popen(
-            [sys.executable, *words, *run.words],
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            cwd=run.here,
-            env=run.env,
-            start_new_session=True,
-        )
-        with _Limit(agent.kill):
-            code = agent.wait()
-    outcome = Outcome(code, left=run.end_what_is_left())
-    for failure in run.logs.glob("*/failure.json"):
-        cause = json.loads(failure.read_text())["first_cause"]
-        outcome.first = cause and cause["rank"]
-    (outcome.out, more), (outcome.err, outcome.own) = run.lines(run.out, _LABEL), run.lines(run.err, _LABEL)
-    outcome.own += more
-    for path in sorted(run.logs.rglob("std*.log")):
-        *_, generation, rank, name = path.parts
-        at = int(generation.removeprefix("generation_")) - 1
-        outcome.logs[f"{at}.{rank.removeprefix('rank_')}.{name}"] = run.text(path)
-    outcome.files = run.files()
-    return outcome
+    def run(self, program: Program, folder: Path) -> Outcome:
+        run = _Run(program, folder)
+        code = self._run(run, "--preflight", "off", *([] if program.is_warm else ["--no-warm-start"]))
+        outcome = Outcome(code, left=run.end_what_is_left())
+        if run.report.exists():
+            outcome.own.append(run.report.read_text())
+        for failure in run.logs.glob("*/failure.json"):
+            cause = json.loads(failure.read_text())["first_cause"]
+            outcome.first = cause and cause["rank"]
+        (outcome.out, more), (outcome.err, own) = run.lines(run.out, _LABEL), run.lines(run.err, _LABEL)
+        outcome.own += own + more
+        for path in sorted(run.logs.rglob("std*.log")):
+            *_, generation, rank, name = path.parts
+            at = int(generation.removeprefix("generation_")) - 1
+            outcome.logs[f"{at}.{rank.removeprefix('rank_')}.{name}"] = run.text(path)
+        outcome.files = run.files()
+        return outcome
 
 
 def _kept() -> dict[str, str]:
@@ -166,6 +167,7 @@ class _Run:
         shutil.rmtree(folder, ignore_errors=True)
         self.here, self.logs = folder / "here", folder / "logs"
         self.out, self.err, self.stdin = folder / "out", folder / "err", folder / "stdin"
+        self.report = folder / "report"
         path = self.here / program.path
         path.parent.mkdir(parents=True)
         (folder / "tmp").mkdir()

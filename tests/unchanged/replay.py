@@ -14,16 +14,16 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent / "shell"), str(_HERE.parents[1])]
 
 from comparing import differences  # noqa: E402
-from outcomes import Torchrun, ddp_launch  # noqa: E402
+from outcomes import DdpLaunch, Torchrun  # noqa: E402
 from random_programs import program  # noqa: E402
 from recorded_outcomes import record  # noqa: E402
 
 
 def replay(first: int, count: int, torch: bool | None, show: bool, folder: Path) -> int:
-    server, differ = Torchrun(), 0
+    torchrun, ddp_launch, differ = Torchrun(), DdpLaunch(), 0
     for seed in range(first, first + count):
         one = program(seed, torch)
-        theirs, ours = server.run(one, folder / "torchrun"), ddp_launch(one, folder / "ours")
+        theirs, ours = torchrun.run(one, folder / "torchrun"), ddp_launch.run(one, folder / "ours")
         found = differences(one, theirs, ours)
         differ += bool(found)
         if show:
@@ -34,7 +34,8 @@ def replay(first: int, count: int, torch: bool | None, show: bool, folder: Path)
             print(f"torchrun: {theirs}\nours: {ours}")
         for each in found:
             print(f"{seed}: {each[:700]}", flush=True)
-    server.close()
+    torchrun.close()
+    ddp_launch.close()
     return differ
 
 

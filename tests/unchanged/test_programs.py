@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from comparing import differences
-from outcomes import ROOT, Outcome, Torchrun, ddp_launch
+from outcomes import ROOT, DdpLaunch, Outcome, Torchrun
 from random_programs import Program
 
 NIGHTLY = pytest.mark.nightly(instead="unchanged/test_random_programs.py::test_as_under_torchrun")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _HERE = Path(__file__).parent / "programs"
 _PACKAGES = ROOT / ".venv-unchanged/lib/python{}.{}/site-packages".format(*sys.version_info)
@@ -66,27 +70,32 @@ def _comparable(outcome: Outcome) -> Outcome:
     return outcome
 
 
+Launchers = tuple[Torchrun, DdpLaunch]
+
+
 @pytest.fixture(scope="module")
-def torchrun() -> Torchrun:
-    server = Torchrun()
-    yield server
-    server.close()
+def launchers() -> Iterator[Launchers]:
+    servers = Torchrun(), DdpLaunch()
+    yield servers
+    for server in servers:
+        server.close()
 
 
-def _compare(theirs: Program, ours: Program, torchrun: Torchrun, folder: Path) -> None:
+def _compare(theirs: Program, ours: Program, launchers: Launchers, folder: Path) -> None:
+    torchrun, ddp_launch = launchers
     expected = torchrun.run(theirs, folder / "torchrun")
     errors = [path.read_text()[-2000:] for path in (folder / "torchrun" / "logs").rglob("stderr.log")]
-    found = _comparable(ddp_launch(ours, folder / "ours"))
+    found = _comparable(ddp_launch.run(ours, folder / "ours"))
     assert differences(ours, _comparable(expected), found) == [], (expected, errors)
 
 
 @NIGHTLY
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_under_both_launchers(name: str, torchrun: Torchrun, folder: Path) -> None:
-    _compare(_program(name), _program(name), torchrun, folder)
+def test_under_both_launchers(name: str, launchers: Launchers, folder: Path) -> None:
+    _compare(_program(name), _program(name), launchers, folder)
 
 
 @NIGHTLY
 @pytest.mark.parametrize("name", _WITH_OUR_CLASS)
-def test_with_our_class(name: str, torchrun: Torchrun, folder: Path) -> None:
-    _compare(_program(name), _program(name, _OUR_CLASS), torchrun, folder)
+def test_with_our_class(name: str, launchers: Launchers, folder: Path) -> None:
+    _compare(_program(name), _program(name, _OUR_CLASS), launchers, folder)

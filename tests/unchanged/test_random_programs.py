@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from comparing import differences
-from outcomes import Torchrun, ddp_launch
+from outcomes import DdpLaunch, Torchrun
 from random_programs import program
 from recorded_outcomes import PROGRAMS, key, recorded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _RECORDED = recorded()
@@ -24,23 +25,31 @@ _PARTS, _OF_A_PART = 20, 50
 _TONIGHT = int(time.time() // 86_400) * _PARTS * _OF_A_PART  # programs that nobody has seen
 
 
+@pytest.fixture(scope="module")
+def ddp_launch() -> Iterator[DdpLaunch]:
+    server = DdpLaunch()
+    yield server
+    server.close()
+
+
 @pytest.mark.parametrize("one", PROGRAMS, ids=key)
-def test_as_under_torchrun(one, folder: Path) -> None:
+def test_as_under_torchrun(one, folder: Path, ddp_launch: DdpLaunch) -> None:
     expected = _RECORDED.get(key(one))
     if expected is None:
         server = Torchrun()
         expected = server.run(one, folder / "torchrun")
         server.close()
-    assert differences(one, expected, ddp_launch(one, folder / "ours")) == []
+    assert differences(one, expected, ddp_launch.run(one, folder / "ours")) == []
 
 
 def _differing(seeds: range, folder: Path) -> list[str]:
-    server, found = Torchrun(), []
+    torchrun, ddp_launch, found = Torchrun(), DdpLaunch(), []
     for seed in seeds:
         one = program(seed)
-        theirs, ours = server.run(one, folder / "torchrun"), ddp_launch(one, folder / "ours")
+        theirs, ours = torchrun.run(one, folder / "torchrun"), ddp_launch.run(one, folder / "ours")
         found += [f"{seed}: {each}" for each in differences(one, theirs, ours)]
-    server.close()
+    torchrun.close()
+    ddp_launch.close()
     return found
 
 
@@ -55,10 +64,10 @@ def test_a_thousand_programs(part: int, folder: Path) -> None:
     assert [each for half_of_it in found for each in half_of_it] == []
 
 
-def test_a_difference_is_found(folder: Path) -> None:
+def test_a_difference_is_found(folder: Path, ddp_launch: DdpLaunch) -> None:
     one = next(each for each in PROGRAMS if not each.needs_torch)
-    ours = ddp_launch(one, folder / "ours")
-    other = ddp_launch(one, folder / "other")
+    ours = ddp_launch.run(one, folder / "ours")
+    other = ddp_launch.run(one, folder / "other")
     other.code, other.left, other.out = 99, ["sleep"], ["a line"]
     kinds = {each.partition(":")[0] for each in differences(one, ours, other)}
     assert {"code", "left", "out"} <= kinds
