@@ -6,8 +6,6 @@ import json
 import sys
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from rendezvous.submit.yaml_text import documents
 from rendezvous.values.error_codes import Code, with_code
 
@@ -42,6 +40,8 @@ def warn(text: str, code: Code | None = None) -> None:
 
 
 def as_dict(message: Any) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict  # not for --help: it needs 50 ms
+
     found: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -86,6 +86,21 @@ def test_the_command_starts_light():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("program", ["launcher", "rendezvous.main", "rendezvous.control.ctl"])
+def test_help_needs_no_heavy_packages(program):
+    """A fold may put a section that needs gRPC into a module that every command loads."""
+    heavy = ("grpc", "google.protobuf", "numpy", "starlette", "torch", "uvicorn")
+    script = (
+        f"import runpy, sys; sys.argv = ['a command', '--help']\n"
+        f"try: runpy.run_module({program!r}, run_name='__main__')\n"
+        f"except SystemExit as end: assert not end.code, end.code\n"
+        f"sys.exit(', '.join(name for name in {heavy!r} if name in sys.modules) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()
+
+
 def test_files_and_functions_are_small():
     assert not [each for module in MODULES for each in tidy.too_long(module)]
     lengths = sorted(length for module in MODULES for _, length in tidy.functions(module))
