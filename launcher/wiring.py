@@ -54,8 +54,7 @@ from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.template import tree
 from launcher.template.tree import process_stat
 from rendezvous.replay.journal import Journals
-from rendezvous.values.cause_text import ranks
-from rendezvous.values.counted import counted
+from rendezvous.values.cause_text import counted, ranks
 from rendezvous.values.events import AgentJoined, Assigned, CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Cause, DecisionKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.values.counted import counted
+from rendezvous.values.cause_text import counted
 from rendezvous.values.events import Ended, Notice, Stop
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rendezvous.values.counted import counted
+from rendezvous.values.cause_text import counted
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
 

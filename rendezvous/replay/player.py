@@ -16,7 +16,7 @@ from rendezvous.replay.records import (
     Start,
     fingerprint,
 )
-from rendezvous.values.counted import counted
+from rendezvous.values.cause_text import counted
 from rendezvous.values.events import (
     Accused,
     Assigned,

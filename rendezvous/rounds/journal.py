@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import as_fast_again, in_words
 from rendezvous.rounds.policy import outcome_text
-from rendezvous.values.counted import counted
+from rendezvous.values.cause_text import counted
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,

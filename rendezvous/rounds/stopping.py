@@ -25,7 +25,7 @@ from rendezvous.rounds.policy import (
     plan_restart,
 )
 from rendezvous.rounds.sealing import aborted, choose, end, failed, gather, noted, seal, target_nodes, waiting
-from rendezvous.values.counted import counted
+from rendezvous.values.cause_text import counted
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.state import (

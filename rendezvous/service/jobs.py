@@ -19,7 +19,7 @@ from rendezvous.access.auth import Right
 from rendezvous.codec import BadMessage, question_message, read_answer, to_agent_bytes
 from rendezvous.replay.journal import journal_of, name_of
 from rendezvous.rounds.admission import trains
-from rendezvous.rounds.outcome_truncation import fitted
+from rendezvous.rounds.sealing import fitted
 from rendezvous.rounds.view import summary_of
 from rendezvous.service import waiting_jobs
 from rendezvous.service.agent_stream import AgentStream, Allowance, Counts, LimitReached, StreamAborted

@@ -38,7 +38,7 @@ from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.diagnosing import goodput
 from rendezvous.metrics import Metrics
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.join_limits import join_problem, reported_state_problem
+from rendezvous.rounds.admission import join_problem, reported_state_problem
 from rendezvous.service.agent_stream import (
     MESSAGE_BYTES,
     AgentStream,

@@ -1,4 +1,4 @@
-"""A cause as text for users: which ranks it names, and how certain that is. Pure."""
+"""Causes and numbers as text for users: which ranks a cause names, and how certain that is. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rendezvous.values.types import Cause
+
 
 _NAMED = 8  # ranks, in one line
 
@@ -46,3 +47,10 @@ def ranks(numbers: Sequence[int]) -> str:
     if len(words) == 1:
         return f"ranks {words[0]}"
     return f"ranks {', '.join(words[:-1])} and {words[-1]}"
+
+
+# --- a number with its noun: "1 rank", "2 ranks" ----------------------------------------------------
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.rounds.join_limits import reported_state_problem
+from rendezvous.rounds.admission import reported_state_problem
 from rendezvous.values.events import AgentJoined, Assigned, RankFailed, RanksFinished, Stop, StoreAt, Waiting
 from rendezvous.values.state import Phase
 from rendezvous.values.types import Assignment, Cause, DecisionKind, FailureClass, JobSpec, NodeFacts

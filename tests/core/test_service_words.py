@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rendezvous.access.secret import NAME
 from rendezvous.client.options import OptionsUnusable, client_options
 from rendezvous.machine import step
-from rendezvous.rounds.join_limits import join_problem
+from rendezvous.rounds.admission import join_problem
 from rendezvous.rounds.journal import lines
-from rendezvous.rounds.outcome_truncation import ENDED_BYTES, fitted
+from rendezvous.rounds.sealing import ENDED_BYTES, fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import view_of
 from rendezvous.service.agent_stream import Allowance, Counts, LimitReached, Rates

@@ -16,9 +16,9 @@ from rendezvous.access.auth import BadToken, Grant, Key, Role
 from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
 from rendezvous.machine import step
 from rendezvous.rounds import snapshot
-from rendezvous.rounds.join_limits import join_problem, reported_state_problem
+from rendezvous.rounds.admission import join_problem, reported_state_problem
 from rendezvous.rounds.journal import lines
-from rendezvous.rounds.outcome_truncation import fitted
+from rendezvous.rounds.sealing import fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service import server

@@ -60,10 +60,7 @@ CORE = {
         ),
         *within(
             "rounds",
-            "admission hang_examination healing join_limits journal "
-            "orders outcome_truncation policy sealing snapshot "
-            ""
-            "stopping view",
+            "admission hang_examination healing journal orders policy sealing snapshot stopping view",
         ),
         *within("replay", "hiding player records what_if"),
         *within("service", "waiting_jobs"),
@@ -71,7 +68,7 @@ CORE = {
         *within("web", "figures requests"),
         *within(
             "values",
-            "cause_text counted error_codes events frozen_map late_dataclass outcome_codes questions rank_report "
+            "cause_text error_codes events frozen_map late_dataclass outcome_codes questions rank_report "
             "rank_time rank_view rows state straggler_state text_limits types version wire_names",
         ),
     },
@@ -212,7 +209,7 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_text counted error_codes events late_dataclass outcome_codes questions rank_report rank_time rank_view "
+    "cause_text error_codes events late_dataclass outcome_codes questions rank_report rank_time rank_view "
     "straggler_state text_limits types version wire_names",
 )
 ABROAD = {
