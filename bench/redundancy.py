@@ -29,7 +29,7 @@ from shown import machine, option_parser, publish
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from ddp.elastic import combining, erasure_code
+from ddp.elastic.redundancy import erasure_code, parity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +59,11 @@ def ours(k: int, m: int, instructions: str) -> float:
     inputs = [memoryview(bytearray(os.urandom(CHUNK))) for _ in range(k)]
     outputs = [memoryview(bytearray(CHUNK)) for _ in range(m)]
     rows = erasure_code.parity_rows(k, m)
-    native = combining.compiled()
+    native = parity.compiled()
     if instructions == "torch" or native is None:
-        return gb_per_s(lambda: combining.combine_with_torch(rows, inputs, outputs), k * CHUNK)
+        return gb_per_s(lambda: parity.combine_with_torch(rows, inputs, outputs), k * CHUNK)
     native.choose(instructions)
-    return gb_per_s(lambda: combining.combine(rows, inputs, outputs), k * CHUNK)
+    return gb_per_s(lambda: parity.combine(rows, inputs, outputs), k * CHUNK)
 
 
 def isa_l(k: int, m: int) -> float | None:
@@ -75,22 +75,22 @@ def isa_l(k: int, m: int) -> float | None:
     tables = ctypes.create_string_buffer(32 * k * m)
     library.ec_init_tables(k, m, bytes(rows), tables)
     data = [ctypes.create_string_buffer(os.urandom(CHUNK), CHUNK) for _ in range(k)]
-    parity = [ctypes.create_string_buffer(CHUNK) for _ in range(m)]
+    theirs = [ctypes.create_string_buffer(CHUNK) for _ in range(m)]
     sources = (ctypes.c_void_p * k)(*map(ctypes.addressof, data))
-    targets = (ctypes.c_void_p * m)(*map(ctypes.addressof, parity))
+    targets = (ctypes.c_void_p * m)(*map(ctypes.addressof, theirs))
     speed = gb_per_s(lambda: library.ec_encode_data(CHUNK, k, m, tables, sources, targets), k * CHUNK)
     outputs = [memoryview(bytearray(CHUNK)) for _ in range(m)]
-    combining.combine(
+    parity.combine(
         erasure_code.parity_rows(k, m), [memoryview(bytearray(each.raw)) for each in data], outputs
     )
     assert [bytes(each) for each in outputs] == [
-        each.raw for each in parity
+        each.raw for each in theirs
     ]  # the same field, the same bytes
     return speed
 
 
 def arithmetic() -> list[str]:
-    native = combining.compiled()
+    native = parity.compiled()
     sets = [*(native.sets() if native is not None else ()), "torch"]
     lines = [f"| code | {' | '.join(sets)} | ISA-L |", f"|---|{'---:|' * (len(sets) + 1)}"]
     for k, m in CODES:

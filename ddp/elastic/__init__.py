@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ddp.elastic.checkpoint import CheckpointError
-from ddp.elastic.image import DamagedImage
-from ddp.elastic.logical_world import LogicalWorld
+from ddp.elastic.files.checkpoint import CheckpointError
+from ddp.elastic.files.writer import CommitError
+from ddp.elastic.images.image import DamagedImage
+from ddp.elastic.images.scratch import ScratchError
+from ddp.elastic.logical.logical_world import LogicalWorld
 from ddp.elastic.own import PerRank
 from ddp.elastic.request import CheckpointRequest, checkpoint_done, checkpoint_request, checkpoint_requested
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
-from ddp.elastic.scratch import ScratchError
 from ddp.elastic.state import State
-from ddp.elastic.writer import CommitError
 
 __all__ = [
     "CheckpointError",

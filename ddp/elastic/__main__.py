@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ddp.elastic import inspection
+from ddp.elastic.files import inspection
 from ddp.telemetry.coded import Coded
 
 _PATIENCE_S = 20.0  # with a store that does not answer

@@ -7,24 +7,265 @@ each rank its part in a world of another size.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp.elastic import bucket_plans, copies, dcp_keys, leaves, own, shares
-from ddp.elastic.leaves import OWN, Leaf
+from ddp.elastic import own
+from ddp.elastic.files import dcp
+from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
+from ddp.elastic.images import copies, leaves
+from ddp.elastic.images.leaves import OWN, Filled, Leaf, Piece
 from ddp.groups import accelerator
+from ddp.reducer.plan import Limits
 from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ddp.elastic.dcp_keys import Names
-    from ddp.elastic.image import Image
+    from ddp.elastic.files.dcp import Names
+    from ddp.elastic.images.image import Image
+    from ddp.elastic.images.leaves import Region
+
+# --- buckets of wrapped models ---------------------------------------------------------------------
+#
+# The buckets of models that are wrapped in our DistributedDataParallel, as part of a commit.
+#
+# DDP arranges its buckets after the first backward, and `bucket_cap_mb="auto"` chooses their sizes by time. Some
+# process groups add in an order that depends on a bucket's size, and some communication hooks compress a bucket as
+# a whole. So a job that goes on uses the buckets of the job before, and does not measure again.
+
+
+def wrapped(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The models with a reducer of ours."""
+    return {name: value for name, value in named.items() if _reducer_of(value) is not None}
+
+
+def _reducer_of(value: Any) -> Any:
+    return getattr(getattr(value, "reducer", None), "core", None)
+
+
+def bucket_plans_of(models: Mapping[str, Any]) -> dict[str, Any]:
+    """The order of parameters and the sizes of buckets, of the models that have arranged them."""
+    found = {}
+    for name, value in models.items():
+        reducer = _reducer_of(value)
+        if reducer.rebuilt:
+            is_tuned = reducer.settings.tuned and reducer.tuner is None
+            limit = reducer.settings.limit if reducer.tuner is not None else reducer.limit
+            found[name] = {
+                "order": list(reducer.agreed_order),
+                "sizes": list(limit.rebuilt),
+                "tuned": is_tuned,
+            }
+    return found
+
+
+def restore_bucket_plans(models: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+    """Arrange the buckets as they were. Collective over the groups of the models."""
+    for name, value in models.items():
+        reducer, plan = _reducer_of(value), kept.get(name)
+        if plan is None or not reducer.should_rebuild or len(plan["order"]) != len(reducer.parameters):
+            continue
+        reducer.rebuild(plan["order"])
+        if plan["tuned"] and reducer.settings.tuned:
+            reducer.resize(Limits(reducer.settings.limit.first, tuple(plan["sizes"])))
+            if reducer.tuner is not None:
+                reducer.tuner.stop("keeps the bucket size of the commit")
+
+
+# --- shares of a ShardedOptimizer ------------------------------------------------------------------
+#
+# The state of an optimizer whose ranks each keep a share of it (`ddp.ShardedOptimizer`), as regions of whole tensors.
+#
+# Such a rank owns ranges of elements of parameters, in the order in which they lie in memory. A commit describes
+# regions of tensors: a start and a length in each dimension. A range is at most 2 * dimensions - 1 of these: the
+# end of a row, whole rows, the begin of another row, and the same again within these rows. So a commit has the
+# format of an optimizer that is not sharded, in pieces. Everything that reads commits in pieces reads it into
+# another world, with or without sharding.
+#
+# What an optimizer keeps once for a whole parameter, such as the number of steps, is kept by each rank that owns a
+# piece.
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Elements [start, end) of a parameter, in memory order. `strides`: of the whole parameter in that memory."""
+
+    number: int  # of the parameter in the optimizer
+    start: int
+    end: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def boxes(self) -> list[Box]:
+        """The regions that make up the range, in memory order."""
+        order = sorted(range(len(self.shape)), key=lambda dimension: -self.strides[dimension])
+        return [
+            Box(tuple(order), lengths)
+            for lengths in _split([self.shape[each] for each in order], self.start, self.end)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A region whose elements are one range of memory."""
+
+    order: tuple[int, ...]  # of the dimensions, from the slowest to the fastest in memory
+    spans: Region  # in this order
+
+    @property
+    def numel(self) -> int:
+        return math.prod(length for _start, length in self.spans)
+
+    @property
+    def region(self) -> Region:
+        return tuple(self.spans[self.order.index(dimension)] for dimension in range(len(self.order)))
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """These elements, which lie one after the other, with the dimensions of the parameter."""
+        inverse = [self.order.index(dimension) for dimension in range(len(self.order))]
+        return flat.view([length for _start, length in self.spans]).permute(inverse)
+
+
+def _split(shape: Sequence[int], start: int, end: int) -> list[Region]:
+    if start >= end:
+        return []
+    if not shape:
+        return [()]
+    row, inner = math.prod(shape[1:]), shape[1:]
+    (first, begin), (last, rest) = divmod(start, row), divmod(end, row)
+    if first == last:
+        return [((first, 1), *each) for each in _split(inner, begin, rest)]
+    found: list[Region] = []
+    if begin:
+        found += [((first, 1), *each) for each in _split(inner, begin, row)]
+        first += 1
+    if first < last:
+        found.append(((first, last - first), *((0, length) for length in inner)))
+    return found + [((last, 1), *each) for each in _split(inner, 0, rest)]
+
+
+@runtime_checkable
+class SharedOut(Protocol):
+    """An optimizer of which this rank keeps a share."""
+
+    def whole_parameters(self) -> list[torch.Tensor]: ...
+    def part(self) -> tuple[int, int]:
+        """Which of how many shares this is."""
+
+    def ranges(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        """Number of the parameter, start, end, and strides of the parameter, for each piece."""
+
+    def state_of_ranges(self) -> list[Mapping[str, Any]]: ...
+    def numbered_groups(self) -> list[dict[str, Any]]: ...
+    def is_elementwise(self, number: int, name: str, shape: tuple[int, ...]) -> bool: ...
+    def load_ranges(self, states: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None: ...
+
+
+def ranges_of(optimizer: SharedOut) -> list[Range]:
+    whole = optimizer.whole_parameters()
+    return [
+        Range(number, start, end, tuple(whole[number].shape), strides)
+        for number, start, end, strides in optimizer.ranges()
+    ]
+
+
+# --- shares: committing ------------------------------------------------------------------------------
+
+
+def tree_of(optimizer: SharedOut) -> dict[str, Any]:
+    """The state in the format of the optimizer without sharding; of each tensor only the pieces of this rank."""
+    state: dict[int, dict[str, Any]] = {}
+    for each, held in zip(ranges_of(optimizer), optimizer.state_of_ranges(), strict=True):
+        for name, value in held.items():
+            slots = state.setdefault(each.number, {})
+            if not isinstance(value, torch.Tensor):
+                slots[name] = value
+            elif value.shape == (each.end - each.start,) and optimizer.is_elementwise(
+                each.number, name, each.shape
+            ):
+                slots.setdefault(name, []).extend(_pieces(each, value))
+            else:
+                shape = tuple(value.shape)
+                slots[name] = [Piece(value, shape, tuple((0, length) for length in shape))]
+    return {"state": state, "param_groups": optimizer.numbered_groups()}
+
+
+def _pieces(each: Range, flat: torch.Tensor) -> Iterable[Piece]:
+    at = 0
+    for box in each.boxes():
+        yield Piece(box.view(flat[at : at + box.numel]), each.shape, box.region)
+        at += box.numel
+
+
+def merge(state: dict[Any, dict[str, Any]], other: Mapping[Any, Mapping[str, Any]]) -> None:
+    """Add what another rank's part of the commit knows: parameters, or slots, of which the first part has no piece."""
+    for number, slots in other.items():
+        mine = state.setdefault(number, {})
+        for name, value in slots.items():
+            mine.setdefault(name, value)
+
+
+# --- shares: restoring -------------------------------------------------------------------------------
+
+
+class Targets:
+    """What a rank wants of one tensor of the state: the ranges that it owns of this parameter."""
+
+    def __init__(self, leaf: Leaf, ranges: Sequence[Range]) -> None:
+        self._dtype = leaf.dtype
+        self._boxes = [(each, [(box, Filled(_of_box(leaf, box))) for box in each.boxes()]) for each in ranges]
+
+    def take(self, region: Region, piece: torch.Tensor) -> None:
+        for _range, boxes in self._boxes:
+            for _box, filled in boxes:
+                filled.take(region, piece)
+
+    def result(self) -> dict[tuple[int, int], torch.Tensor]:
+        """The elements of each range, by its start and end."""
+        found = {}
+        for each, boxes in self._boxes:
+            flat, at = torch.empty(each.end - each.start, dtype=self._dtype), 0
+            for box, filled in boxes:
+                box.view(flat[at : at + box.numel]).copy_(filled.result())
+                at += box.numel
+            found[each.start, each.end] = flat
+        return found
+
+
+def _of_box(leaf: Leaf, box: Box) -> Leaf:
+    lengths = tuple(length for _start, length in box.region)
+    strides = torch.empty(lengths, device="meta").stride()
+    return Leaf(leaf.path, leaf.dtype, leaf.shape, strides, box.region, sharded=True)
+
+
+def load(optimizer: SharedOut, tree: Mapping[str, Any]) -> None:
+    """Load a state in the format of the optimizer without sharding; of each tensor only the ranges of this rank."""
+    states: list[dict[str, Any]] = []
+    for each in ranges_of(optimizer):
+        slots = tree["state"].get(each.number, {})
+        states.append(
+            {
+                name: value[each.start, each.end] if isinstance(value, dict) else _own(value)
+                for name, value in slots.items()
+                if not isinstance(value, dict) or (each.start, each.end) in value
+            }
+        )
+    optimizer.load_ranges(states, list(tree["param_groups"]))
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+# --- contents --------------------------------------------------------------------------------------
 
 _BUCKETS = "buckets"  # of wrapped models
 _SHARED_OUT = "shared_out"  # the names of the objects of which each part has a share
@@ -48,7 +289,7 @@ def unwrap(value: Any) -> Any:
 class Contents:
     def __init__(self, named: dict[str, Any]) -> None:
         shared, self.own = own.sort_out(named)
-        self._wrapped = bucket_plans.wrapped(named)
+        self._wrapped = wrapped(named)
         self.averagers = own.averagers(named)
         self.objects = {name: unwrap(value) for name, value in shared.items() if own.is_stateful(value)}
         self.fields = {name: value for name, value in shared.items() if name not in self.objects}
@@ -65,12 +306,12 @@ class Contents:
     def capture(self) -> Captured:
         tree = {
             "objects": {
-                name: shares.tree_of(each) if isinstance(each, shares.SharedOut) else each.state_dict()
+                name: tree_of(each) if isinstance(each, SharedOut) else each.state_dict()
                 for name, each in self.objects.items()
             },
             "fields": self.fields,
             _SHARED_OUT: list(self._shared_out()),
-            _BUCKETS: bucket_plans.of(self._wrapped),
+            _BUCKETS: bucket_plans_of(self._wrapped),
             OWN: {name: each.state() for name, each in self.own.items()},
         }
         skeleton, tensors, paths = leaves.disassemble(tree)
@@ -87,8 +328,7 @@ class Contents:
         """The names of the parameters of optimizers, if they are all in one module of this State."""
         modules = [each for each in self.objects.values() if isinstance(each, torch.nn.Module)]
         known = [
-            {id(parameter): dcp_keys.bare(name) for name, parameter in each.named_parameters()}
-            for each in modules
+            {id(parameter): dcp.bare(name) for name, parameter in each.named_parameters()} for each in modules
         ]
         found = {}
         for name, each in self.objects.items():
@@ -119,8 +359,8 @@ class Contents:
         regions += [(name, each.ranges()) for name, each in self._shared_out().items()]
         return zlib.crc32(repr(regions).encode())
 
-    def _shared_out(self) -> dict[str, shares.SharedOut]:
-        return {name: each for name, each in self.objects.items() if isinstance(each, shares.SharedOut)}
+    def _shared_out(self) -> dict[str, SharedOut]:
+        return {name: each for name, each in self.objects.items() if isinstance(each, SharedOut)}
 
     def _templates(self) -> dict[str, torch.Tensor]:
         """The tensors of modules, by path. They exist, with their sharding, before anything is loaded."""
@@ -159,18 +399,18 @@ class Contents:
             )
         for name, each in self.objects.items():
             state = tree["objects"][name]
-            if isinstance(each, shares.SharedOut):
-                shares.load(each, state)
+            if isinstance(each, SharedOut):
+                load(each, state)
                 continue
             # A module copies the tensors; other objects keep them, so they need a copy.
             is_copied = isinstance(each, torch.nn.Module)
             each.load_state_dict(state if is_copied else copies.owned(state, home_of))
         self.fields.update((name, value) for name, value in copies.owned(tree["fields"]).items())
-        bucket_plans.restore(self._wrapped, tree.get(_BUCKETS, {}))
+        restore_bucket_plans(self._wrapped, tree.get(_BUCKETS, {}))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    if isinstance(optimizer, shares.SharedOut):
+    if isinstance(optimizer, SharedOut):
         return optimizer.whole_parameters()
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -191,7 +431,7 @@ class _Templates:
 
     modules: dict[str, torch.Tensor]
     parameters: dict[str, list[torch.Tensor]]  # of each optimizer, by the prefix of its paths
-    shared_out: dict[str, shares.SharedOut]  # likewise
+    shared_out: dict[str, SharedOut]  # likewise
     homes: dict[str, torch.Tensor]  # that optimizers have now, by path
 
     def of(self, leaf: Leaf) -> torch.Tensor | None:
@@ -206,7 +446,7 @@ class _Templates:
                     return parameter
         return None
 
-    def ranges(self, leaf: Leaf) -> list[shares.Range] | None:
+    def ranges(self, leaf: Leaf) -> list[Range] | None:
         """The ranges of the leaf that this rank wants; None if it wants a region, as usual."""
         for prefix, optimizer in self.shared_out.items():
             number = _number_in(leaf.path, prefix)
@@ -215,7 +455,7 @@ class _Templates:
                     return None
                 if not optimizer.is_elementwise(number, leaf.path.rpartition(".")[2], leaf.shape):
                     return None
-                return [each for each in shares.ranges_of(optimizer) if each.number == number]
+                return [each for each in ranges_of(optimizer) if each.number == number]
         return None
 
 
@@ -263,11 +503,11 @@ class _Assembly:
         if self._tree is None:
             self._tree = tree
         for name in self._tree.get(_SHARED_OUT, ()):
-            shares.merge(self._tree["objects"][name]["state"], tree["objects"][name]["state"])
+            merge(self._tree["objects"][name]["state"], tree["objects"][name]["state"])
 
     def _wanted(self, leaf: Leaf, key: str) -> _Wanted:
         if (ranges := self._templates.ranges(leaf)) is not None:
-            return _Wanted(shares.Targets(leaf, ranges), None)
+            return _Wanted(Targets(leaf, ranges), None)
         template = self._templates.of(leaf)
         target = _target_leaf(leaf, template)
         home = self._templates.homes.get(key)
@@ -294,7 +534,7 @@ class _Assembly:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    filled: leaves.Filled | shares.Targets
+    filled: leaves.Filled | Targets
     template: torch.Tensor | None
     home: torch.Tensor | None = None
 
@@ -326,3 +566,132 @@ def _target_leaf(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
         stride = stride if len(stride) == len(leaf.shape) else torch.empty(leaf.shape, device="meta").stride()
         return Leaf(leaf.path, leaf.dtype, leaf.shape, stride, leaves.whole(leaf.shape), sharded=False)
     return leaf
+
+
+# --- contents from a checkpoint of another program -------------------------------------------------
+#
+# Begin from a checkpoint of torch.distributed.checkpoint that another program has written.
+#
+# Programs give different names to the same things: `model.layers.0.weight`, `layers.0.weight`,
+# `optimizer_0.state...`. So each object is searched for by what it contains: a module by the names of its tensors,
+# an optimizer by the names or numbers of its parameters. Values and other objects are searched for under their own
+# name.
+
+log = logging.getLogger("ddp.elastic")
+_STATE, _GROUPS = "state.", "param_groups."
+
+
+def load_foreign(
+    checkpoint: Checkpoint, objects: dict[str, Any], fields: dict[str, Any], names: Names
+) -> None:
+    """Load everything that the checkpoint has; a module must be there. Each rank reads its own regions."""
+    missing = []
+    for name, each in objects.items():
+        if isinstance(each, torch.nn.Module):
+            each.load_state_dict(_module_state(checkpoint, name, each))
+        elif isinstance(each, torch.optim.Optimizer):
+            state = _optimizer_state(checkpoint, name, each, names.get(name))
+            if state is None:
+                missing.append(name)
+            else:
+                each.load_state_dict(state)
+        else:
+            try:
+                each.load_state_dict(checkpoint.tree(name))
+            except KeyError:
+                missing.append(name)
+    for name in fields:
+        try:
+            fields[name] = checkpoint.tree(name)
+        except KeyError:
+            missing.append(name)
+    if missing:
+        log.warning(
+            "ddp.elastic: %s has no %s; these stay as they are", checkpoint.name, ", ".join(sorted(missing))
+        )
+
+
+def _module_state(checkpoint: Checkpoint, name: str, module: torch.nn.Module) -> dict[str, Any]:
+    templates = {key: each for key, each in module.state_dict().items() if isinstance(each, torch.Tensor)}
+    bare = {key: dcp.bare(key) for key in templates}
+    known = checkpoint.table.tensors
+    first = next(iter(bare.values()), "")
+    prefixes = {key.removesuffix(first) for key in known if key == first or key.endswith(f".{first}")}
+    fitting = [each for each in prefixes if all(f"{each}{short}" in known for short in bare.values())]
+    if not fitting:
+        closest = max(
+            prefixes, key=lambda each: sum(f"{each}{short}" in known for short in bare.values()), default=""
+        )
+        lacking = [short for short in bare.values() if f"{closest}{short}" not in known]
+        raise CheckpointError(
+            f"{checkpoint.name} does not fit {name}: it lacks {len(lacking)} of its {len(bare)} tensors, for example "
+            f"{lacking[0] if lacking else first}. Use the same model"
+        )
+    prefix = min(fitting, key=lambda each: (each != f"{name}.", len(each), each))
+    loaded = {key: _like(checkpoint, f"{prefix}{bare[key]}", each) for key, each in templates.items()}
+    return module.state_dict() | loaded
+
+
+def _like(checkpoint: Checkpoint, key: str, template: torch.Tensor) -> torch.Tensor:
+    """A tensor with the sharding of the template."""
+    leaf = leaves.leaf_of(template, key)
+    entry = checkpoint.table.tensors[key]
+    if entry.shape != leaf.shape:
+        raise CheckpointError(
+            f"{checkpoint.name} does not fit: the shape of {key} is {entry.shape} there, but {leaf.shape} here. "
+            "Use the same model"
+        )
+    return leaves.with_sharding(checkpoint.tensor(key, leaf.region), template)
+
+
+def _optimizer_state(
+    checkpoint: Checkpoint, name: str, optimizer: torch.optim.Optimizer, names: tuple[str, ...] | None
+) -> dict[str, Any] | None:
+    parameters = parameters_of(optimizer)
+    numbers = {str(number): number for number in range(len(parameters))}
+    numbers |= {} if names is None else {each: number for number, each in enumerate(names)}
+    by_prefix: dict[str, dict[tuple[int, str], str]] = {}
+    for key in (*checkpoint.table.tensors, *checkpoint.table.values):
+        prefix, found, rest = _split_key(key, _STATE)
+        if found and (parsed := _parameter_in(rest, numbers)) is not None:
+            by_prefix.setdefault(prefix, {})[parsed] = key
+    if not by_prefix:
+        return None
+    prefix = max(by_prefix, key=lambda each: (each == f"{name}.", len(by_prefix[each]), each))
+    state: dict[int, dict[str, Any]] = {}
+    for (number, slot), key in by_prefix[prefix].items():
+        state.setdefault(number, {})[slot] = _slot(checkpoint, key, parameters[number])
+    groups = (
+        optimizer.numbered_groups()
+        if isinstance(optimizer, SharedOut)
+        else optimizer.state_dict()["param_groups"]
+    )
+    for index, group in enumerate(groups):
+        first = names[group["params"][0]] if names is not None and group["params"] else str(index)
+        for option in group:
+            for key in (f"{prefix}{_GROUPS}{index}.{option}", f"{prefix}{_GROUPS}{first}.{option}"):
+                if option != "params" and (key in checkpoint.table.values or key in checkpoint.table.tensors):
+                    group[option] = checkpoint.tree(key)
+    return {"state": state, "param_groups": groups}
+
+
+def _slot(checkpoint: Checkpoint, key: str, parameter: torch.Tensor) -> Any:
+    if key in checkpoint.table.values:
+        return checkpoint.value(key)
+    if checkpoint.table.tensors[key].shape == tuple(parameter.shape):
+        return _like(checkpoint, key, parameter)
+    return checkpoint.tensor(key)
+
+
+def _split_key(key: str, word: str) -> tuple[str, bool, str]:
+    """What is before the word, whether it is there as the beginning of a step of the path, and what follows."""
+    if key.startswith(word):
+        return "", True, key[len(word) :]
+    prefix, found, rest = key.partition(f".{word}")
+    return f"{prefix}.", bool(found), rest
+
+
+def _parameter_in(rest: str, numbers: dict[str, int]) -> tuple[int, str] | None:
+    """The parameter at the beginning of `layers.0.weight.exp_avg`, and the name of its state."""
+    name, dot, slot = rest.rpartition(".")
+    return (numbers[name], slot) if dot and name in numbers else None

@@ -7,27 +7,349 @@ views into the slots) is created once. It is reused as long as the tensors keep 
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import threading
+import time
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import bulk_copy, commits, generators, image, leaves, pinning
-from ddp.elastic.overlap import Overlap
-from ddp.elastic.writer import CommitError
-from ddp.telemetry import guard
-from ddp.telemetry.coded import WrongType
+from ddp.elastic import commits, generators
+from ddp.elastic.files.writer import CommitError
+from ddp.elastic.images import copies, image, leaves, spans
+from ddp.groups import accelerator
+from ddp.telemetry import capture, guard, status_page, torch_api
+from ddp.telemetry.coded import Coded, WrongType, WrongUse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from ddp.elastic.contents import Captured
-    from ddp.elastic.dcp_keys import Names
-    from ddp.elastic.leaves import Leaf
-    from ddp.elastic.protection import Protection
-    from ddp.elastic.scratch import Slot, Slots
-    from ddp.elastic.snapshot import Snapshot
-    from ddp.elastic.writer import Writer
+    from ddp.elastic.files.dcp import Names
+    from ddp.elastic.files.writer import Writer
+    from ddp.elastic.images.leaves import Leaf
+    from ddp.elastic.images.scratch import Slot, Slots
+    from ddp.elastic.redundancy.protection import Protection
+
+# --- pinned memory ---------------------------------------------------------------------------------
+#
+# Slots that a device may write to directly.
+#
+# A slot is a mapped file. A device writes to such memory only after its driver has pinned it; otherwise the driver
+# copies through a buffer of its own, several times slower. A slot is pinned once, and used again for many commits.
+
+log = logging.getLogger("ddp.elastic")
+_FOR_ALL_CONTEXTS = 1  # cudaHostRegisterPortable
+_SLOWER = (
+    "ddp.elastic: the memory of commits (%s) cannot be pinned: %s. Copies from the device take longer, in the "
+    "background. Raise the limit of locked memory (ulimit -l), or enlarge /dev/shm if the memory is not there"
+)
+
+
+def pin(slot: Slot, device_type: str) -> None:
+    """Pin a slot for devices of this type, once. Without success it is used as it is, and one warning says why."""
+    if slot.was_offered:
+        return
+    slot.was_offered = True
+    problem = _pinned(slot, device_type)
+    if problem and status_page.once("unpinned commits"):
+        log.warning(_SLOWER, slot.path, problem)
+
+
+def _pinned(slot: Slot, device_type: str) -> str:
+    """Pin it and return "", or what is wrong."""
+    offer = getattr(torch.get_device_module(device_type), "cudart", None)
+    if offer is None:
+        return f"torch.{device_type} does not offer it"
+    runtime: Any = offer()
+    address = torch.frombuffer(slot.buffer, dtype=torch.uint8).data_ptr()
+    error = runtime.cudaHostRegister(address, len(slot.buffer), _FOR_ALL_CONTEXTS)
+    if int(error):
+        return f"cudaHostRegister: {error}"
+    # Before the memory is unmapped. At the end of the process, the driver does it.
+    weakref.finalize(slot, runtime.cudaHostUnregister, address).atexit = False
+    return ""
+
+
+# --- a snapshot on the device ----------------------------------------------------------------------
+#
+# A copy of the state on its device, from which a commit is made while the training goes on.
+#
+# Theory of operation
+# -------------------
+# The host runs ahead of the device: when it calls commit(), the last optimizer step may not have run, and the
+# kernels of the next step follow at once. So the state is copied *on the device and in the current stream*. The
+# copy lies behind everything that made the state, and in front of everything that the script launches later, on
+# this stream or on one that is ordered after it. It does not matter who writes to the state next: an optimizer, a
+# fused kernel, a forward pass with buffers, or the replay of a graph, which no hook in Python sees. The host waits
+# for nothing.
+#
+# The copy has the bytes as the image will have them. When the device has passed it, a thread sends them to the
+# host: one copy for each span (`spans`), in a stream of its own, while the kernels of the next step run. Tensors in
+# the memory of the host have no kernels that are still to come: they are copied at once.
+#
+# The memory of a snapshot is used again by the next commit. Its owner waits until it was sent (`overlap`).
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0001, 0.002
+# Tensors of these types are copied by one kernel for many. torch refuses some of the others.
+_COPIED_TOGETHER = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32}
+
+
+class NoRoom(Exception):
+    """The device has no memory for a snapshot; the text says how much is missing."""
+
+
+class Snapshot:
+    """The memory for copies of tensors with these places in an image. `device`: the accelerator of this rank."""
+
+    def __init__(
+        self, places: Sequence[tuple[Leaf, int]], tensors: Sequence[torch.Tensor], device: torch.device
+    ) -> None:
+        stored = [
+            spans.Stored(at, leaf.n_bytes, "" if tensor.device.type == "cpu" else str(tensor.device))
+            for (leaf, at), tensor in zip(places, tensors, strict=True)
+        ]
+        self._spans = spans.spans(stored)
+        self._devices = sorted({torch.device(each.device) for each in self._spans}, key=str) or [device]
+        self._buffers = _allocated(self._spans)
+        self._copies = [self._copy_of(leaf, each) for (leaf, _at), each in zip(places, stored, strict=True)]
+        self._of_host = [number for number, each in enumerate(stored) if not each.device]
+        self._groups = [
+            (numbers, [self._copies[number] for number in numbers])
+            for numbers in _copied_together(tensors, self._copies)
+        ]
+        self._streams = {each: torch.Stream(each) for each in self._devices}
+        self._passed: list[torch.Event] = []
+
+    def _copy_of(self, leaf: Leaf, stored: spans.Stored) -> torch.Tensor:
+        for span, buffer in zip(self._spans, self._buffers, strict=True):
+            if span.has(stored):
+                return image.part(buffer, leaf, stored.begin - span.begin)
+        return torch.empty(leaf.local_shape, dtype=leaf.dtype, device=stored.device or "cpu")
+
+    @property
+    def device_type(self) -> str:
+        return self._devices[0].type
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory of devices that it takes."""
+        return sum(each.numel() for each in self._buffers)
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy the tensors, in the order of the current streams. The host does not wait."""
+        with torch.no_grad():
+            for numbers, copies in self._groups:
+                torch_api.copy_all(copies, [tensors[number] for number in numbers])
+        self._passed = [_event_of(torch.accelerator.current_stream(each)) for each in self._devices]
+
+    def wait(self) -> None:
+        """Wait until the devices have made the copies. Raise what a device reports."""
+        # A new thread begins on the first device. Whatever it asks there would open a context on it.
+        torch.accelerator.set_stream(self._streams[self._devices[-1]])
+        _wait_for(self._passed)
+
+    def send(self, data: memoryview, views: Sequence[torch.Tensor]) -> None:
+        """Write what was copied to the data of an image, and wait until it is there. `views`: of its tensors."""
+        sent = []
+        with torch.no_grad():
+            for span, buffer in zip(self._spans, self._buffers, strict=True):
+                stream = self._streams[buffer.device]
+                torch.accelerator.set_stream(stream)
+                into = torch.frombuffer(data, dtype=torch.uint8, count=buffer.numel(), offset=span.begin)
+                into.copy_(buffer, non_blocking=True)
+                sent.append(_event_of(stream))
+            _wait_for(sent)
+            if self._of_host:
+                copies = [self._copies[number] for number in self._of_host]
+                torch_api.copy_all([views[number] for number in self._of_host], copies)
+
+
+def _allocated(wanted: Iterable[spans.Span]) -> list[torch.Tensor]:
+    """Allocate the memory of all spans, from what the training has never used: it would be missed at its next peak."""
+    buffers = []
+    for span in wanted:
+        device, n_bytes = torch.device(span.device), span.end - span.begin
+        ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+        if ask is not None:
+            free, whole = ask(device)
+            spare = whole // 20
+            if free - n_bytes < spare:
+                raise NoRoom(
+                    f"{span.device} has {free >> 20} MiB free, and {(n_bytes + spare) >> 20} MiB are needed"
+                )
+        try:
+            buffers.append(torch.zeros(n_bytes, dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError as error:
+            raise NoRoom(f"{span.device} has no {n_bytes >> 20} MiB free") from error
+    return buffers
+
+
+def _copied_together(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Divide tensors into groups, each of which a device copies with few kernels."""
+    groups: dict[Any, list[int]] = {}
+    for number, (tensor, copy) in enumerate(zip(tensors, copies, strict=True)):
+        together = tensor.dtype in _COPIED_TOGETHER and tensor.stride() == copy.stride()
+        key = (tensor.device, tensor.dtype) if together else (tensor.device, number)
+        if tensor.numel():
+            groups.setdefault(key, []).append(number)
+    return list(groups.values())
+
+
+def _event_of(stream: torch.Stream) -> torch.Event:
+    event = torch.Event(device=stream.device)
+    event.record(stream)
+    return event
+
+
+def _wait_for(events: Sequence[torch.Event]) -> None:
+    """Wait without a processor: a wait for an event of CUDA keeps one busy, and the step may take seconds."""
+    pause_s = _SHORTEST_PAUSE_S
+    while not all(each.query() for each in events):
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+# --- commits beside the training -------------------------------------------------------------------
+#
+# The part of a commit that runs while the training goes on: at most one commit at a time.
+#
+# The thread of the training takes a snapshot (`snapshot`) and goes on. A thread waits until the device has made it,
+# copies it to the host, and completes the image there. Only then does the commit exist, for this rank and for all
+# others.
+#
+# - The next commit waits until this one is complete: there is one snapshot. So a rank is at most two commits ahead of
+#   the slowest one, and keeps three (docs/decisions/0025-commits-beside-the-training.md).
+# - What goes wrong is raised by the next call of commit(), flush() or checkpoint().
+# - The first commits of a generation are made before the training goes on. What memory the device has to spare is known
+#   only after a step or two.
+
+_BEFORE = 2  # commits before the first one that is overlapped
+_NO_ROOM = (
+    "ddp.elastic: commit() waits for the device: a copy of the state does not fit into its memory: %s. Training "
+    "continues. State(overlap=False) turns these copies off; State(every=N) makes fewer commits"
+)
+
+
+class Overlap:
+    """The commits of one rank and generation. `is_on`: whether they may be overlapped."""
+
+    def __init__(self, is_on: bool = False) -> None:
+        self.is_on = is_on
+        self._n_commits = 0
+        self._for: Any = None  # what the snapshot fits
+        self._snapshot: Snapshot | None = None
+        self._thread: threading.Thread | None = None
+        self._failed: dict[int, Exception] = {}  # by the number of the commit
+
+    def take(
+        self, layout: object, places: Sequence[tuple[Leaf, int]], tensors: Sequence[torch.Tensor]
+    ) -> Snapshot | None:
+        """Take a snapshot; None: this commit is made at once. `layout`: changes if places or devices do."""
+        if not self.is_on:
+            return None
+        if capture.is_capturing():
+            raise WrongUse(
+                "commit() during the capture of a graph: the state does not exist yet. Call it after the replay"
+            )
+        self._n_commits += 1
+        if self._n_commits <= _BEFORE:
+            return None
+        if self._for is not layout:
+            self._for, self._snapshot = layout, None  # the old memory is free before the new one is asked for
+            self._snapshot = _new_snapshot(places, tensors)
+        if self._snapshot is not None:
+            self._snapshot.take(tensors)
+        return self._snapshot
+
+    def start(self, number: int, finish: Callable[[], None]) -> None:
+        """Let a thread finish a commit."""
+        thread = threading.Thread(target=self._run, args=(number, finish), name="ddp-copy", daemon=True)
+        _running.add(self)
+        try:
+            thread.start()
+        except RuntimeError:  # the process cannot start another thread
+            stream = torch.accelerator.current_stream()
+            self._run(number, finish)
+            torch.accelerator.set_stream(stream)
+        else:
+            self._thread = thread
+
+    def _run(self, number: int, finish: Callable[[], None]) -> None:
+        try:
+            finish()
+        except Exception as error:
+            self._failed[number] = error
+
+    def settle(self) -> None:
+        """Wait until the last commit is complete, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def end(self) -> None:
+        """Free the memory of the device."""
+        self.settle()
+        self._for = self._snapshot = None
+
+    def raise_error(self, failure: type[Coded], first: int = 0) -> None:
+        """Raise an error if a commit from `first` on has failed and was not reported yet."""
+        numbers = [number for number in list(self._failed) if number >= first]
+        if not numbers:
+            return
+        number, error = numbers[-1], [self._failed.pop(each) for each in numbers][-1]
+        if isinstance(error, Coded):
+            raise error
+        raise failure(
+            f"commit {number} could not be copied from the device: {error}. The commits before it are still valid. "
+            "If the device has failed, end this process: the restarted ranks resume from them"
+        ) from error
+
+
+def _new_snapshot(places: Sequence[tuple[Leaf, int]], tensors: Sequence[torch.Tensor]) -> Snapshot | None:
+    device = accelerator.current()
+    assert device is not None
+    try:
+        found = Snapshot(places, tensors, torch.device(device.type, torch.accelerator.current_device_index()))
+    except NoRoom as error:
+        if status_page.once("no room for snapshots"):
+            log.warning(_NO_ROOM, error)
+        return None
+    _settle_before_captures(device.type)
+    return found
+
+
+# --- captures of graphs ---------------------------------------------------------------------------
+
+_running: weakref.WeakSet[Overlap] = weakref.WeakSet()
+
+
+@functools.cache
+def _settle_before_captures(device_type: str) -> None:
+    """Complete commits before a capture begins: by default, any thread that asks the device for something breaks it."""
+    module = torch.get_device_module(device_type)
+    graphs: list[Any] = [getattr(module, name, None) for name in ("CUDAGraph", "XPUGraph")]
+    for graph in (*graphs, getattr(torch.accelerator, "Graph", None)):
+        if hasattr(graph, "capture_begin"):
+            graph.capture_begin = _after_settling(graph.capture_begin)
+
+
+def _after_settling(begin: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin)
+    def capture_begin(*arguments: Any, **more: Any) -> Any:
+        for each in list(_running):
+            each.settle()
+        return begin(*arguments, **more)
+
+    return capture_begin
+
+
+# --- the keeper ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +496,7 @@ class Keeper:
         self._refuse_garbage()  # now, because what happens later does no harm to the snapshot
         slot = self._begin(commit)
         if snapshot.n_bytes:
-            pinning.pin(slot, snapshot.device_type)
+            pin(slot, snapshot.device_type)
         data_at = commit.index.data_at
         snapshot.send(slot.buffer[data_at : data_at + commit.index.data_bytes], self._views(slot, commit))
         self._complete(commit, slot, is_checked=True)
@@ -347,7 +669,7 @@ def _kinds_in(skeleton: Any) -> set[Any]:
 def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     with torch.no_grad():
         if tensors:
-            bulk_copy.copy_all(views, tensors)
+            copies.copy_all(views, tensors)
 
 
 def _check_readable(skeleton: bytes) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from ddp.comm_hooks.gossip import Gossip
 from ddp.comm_hooks.resumable import Resumable
-from ddp.elastic import copies
+from ddp.elastic.images import copies
 from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:

@@ -16,8 +16,10 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp.elastic import commits, image, part_file, scratch
-from ddp.elastic.writer import CommitError
+from ddp.elastic import commits
+from ddp.elastic.files import part_file
+from ddp.elastic.files.writer import CommitError
+from ddp.elastic.images import image, scratch
 from ddp.groups.reform import CannotReform
 from ddp.telemetry import status_page
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ddp.elastic.folder import Folder
+    from ddp.elastic.files.folders import Folder
     from ddp.elastic.team import Team
 
 log = logging.getLogger("ddp.elastic")

@@ -19,7 +19,7 @@ from ddp.telemetry.coded import WrongType, WrongValue
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Sized
 
-    from ddp.elastic.logical_world import LogicalWorld
+    from ddp.elastic.logical.logical_world import LogicalWorld
 
 
 class ElasticSampler(Sampler[int]):

@@ -9,50 +9,252 @@ beside the training (`overlap`), it is one more of both. When a new generation r
 from __future__ import annotations
 
 import os
+import re
+import sys
+import traceback
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ddp.elastic import (
-    commits,
-    foreign,
-    generators,
-    healing,
-    leaves,
-    open_states,
-    own,
-    protection,
-    request,
-    resume,
-    scratch,
-)
-from ddp.elastic.checkpoint import Checkpoint
-from ddp.elastic.contents import Contents
+import torch.distributed as dist
+
+from ddp.elastic import commits, generators, own, request, resume
+from ddp.elastic.contents import Contents, load_foreign
+from ddp.elastic.files.checkpoint import Checkpoint
+from ddp.elastic.files.folders import open_folder
+from ddp.elastic.files.writer import CommitError, Writer
+from ddp.elastic.images import leaves, scratch
 from ddp.elastic.keeper import Keeper, Signature
-from ddp.elastic.live import Live
-from ddp.elastic.logical_world import LogicalWorld
-from ddp.elastic.remote_folder import open_folder
+from ddp.elastic.logical.logical_world import LogicalWorld
+from ddp.elastic.redundancy import protection
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
-from ddp.elastic.survivor import Survivor, save_live
+from ddp.elastic.survivor import Live, Survivor, save_live
 from ddp.elastic.team import Team
-from ddp.elastic.writer import CommitError, Writer
-from ddp.groups import joining
+from ddp.groups import joining, reform
+from ddp.telemetry import blocked_thread, guard, status_page
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
+from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
 from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch.distributed import ProcessGroup
 
-    from ddp.elastic import image
+    from ddp.elastic.images import image
     from ddp.elastic.resume import LocalImages
 
+# --- the loop, begun again in the same process -----------------------------------------------------
+#
+# Begin the loop of a script again in the same process, after another rank has failed.
+#
+# Theory of operation
+# -------------------
+# A failed rank breaks the collectives of all others, or the launcher aborts them. The error unwinds the script's
+# loop up to `run`, which is outside of all collectives. There the process *parks*: it waits for the launcher, which
+# stops the generation everywhere and starts the next one. The launcher sends the environment of the next generation
+# instead of starting a new process. Then the process groups are formed anew, the state is resumed, and the loop is
+# called again.
+#
+# An error parks the process in two cases: the launcher has already paused it, or the error is one of communication
+# and the launcher pauses it within `PAUSE_WITHIN_S`. Any other error is an error of the script, which ends the
+# rank. If the launcher has paused the process, an error of the script at the same moment is raised again in the
+# repeated step.
+#
+# A process that cannot go on (`CannotReform`) ends, and the launcher restarts all ranks. The script has no error
+# then. So the process says why in one line, and ends as by `sys.exit`. A traceback would show only frames of this
+# library, once per rank.
+
+T = TypeVar("T")
+
+# Longer than the lease of an agent: a node that falls silent is noticed only when its lease expires.
+PAUSE_WITHIN_S = 15.0
+
+
+def _nothing() -> None:
+    pass
+
+
+def run_healing(attempt: Callable[[], T], meanwhile: Callable[[], None] = _nothing) -> T:
+    """Call `attempt` until it returns: again in each generation in which this process goes on.
+
+    `meanwhile` is called before that, outside of all groups: other processes are just being started.
+    """
+    watcher = guard.start()
+    blocked_thread.show_waits()
+    watcher.heals(True)
+    is_first = True
+    try:
+        while True:
+            try:
+                if not is_first:
+                    meanwhile()
+                    reform.reform()
+                return attempt()
+            except reform.CannotReform as error:
+                watcher.cannot_heal(str(error))
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                raise SystemExit(1) from error
+            except Exception as error:
+                if not _is_paused_after(error, watcher):
+                    raise
+                _release_frames(error)
+            order = watcher.park()
+            _start_anew()
+            os.environ.update(order.environment)
+            watcher.go_on()
+            is_first = False
+    finally:
+        watcher.heals(False)
+
+
+def _start_anew() -> None:
+    """On the status page: until the first part of the repeated step, this process starts as the new ranks do.
+
+    It waits for them most of that time, and repeats nothing.
+    """
+    page = status_page.page()
+    page.phase(status_page.STARTING)
+    page.phase(status_page.IDLE)
+
+
+def _is_paused_after(error: Exception, watcher: guard.Guard) -> bool:
+    return watcher.will_pause(PAUSE_WITHIN_S if _is_about_communication(error) else 0.0)
+
+
+def _is_about_communication(error: BaseException) -> bool:
+    """Whether the error, or one that led to it, is a collective that failed because of another rank."""
+    chain = list(_chain(error))
+    return any(map(is_communication_error, chain)) and not any(map(is_fault_of_this_rank, chain))
+
+
+def _release_frames(error: BaseException) -> None:
+    """Free what the frames of the interrupted loop hold: batches, activations, workers of data loaders."""
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+
+
+# --- open States -----------------------------------------------------------------------------------
+#
+# The States that are open in this process, and what becomes of their memory when they are left.
+
+_open: weakref.WeakSet[State] = weakref.WeakSet()
+_scopes: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
+_answered: weakref.WeakSet[State] = weakref.WeakSet()
+
+
+def check_options(every: int, disk_every: int, folder: str | os.PathLike[str] | None, keep: int) -> None:
+    for option, value, least in (("every", every, 0), ("disk_every", disk_every, 0), ("keep", keep, 1)):
+        if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+            raise WrongType(
+                f"invalid {option}={value!r}: it is a number of commits. Use an int of {least} or more"
+            )
+        if value < least:
+            raise WrongValue(
+                f"invalid {option}={value}. Use {least} or more{'' if least else ', where 0 means never'}"
+            )
+    if disk_every and folder is None:
+        raise WrongValue("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
+    if folder is not None:
+        _check_folder(folder)
+
+
+def _check_folder(folder: object) -> None:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise WrongType(f"invalid folder={folder!r}: use a path, or a URL such as s3://bucket/run")
+    path = os.fspath(folder)
+    if not path:
+        raise WrongValue("invalid folder='': it is empty. Use the path of a folder for commits, or a URL")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise WrongValue(
+            f"invalid folder={path!r}: it is a file. Use the path of a folder, which is made if needed"
+        )
+
+
+def check_names(named: Mapping[str, object], kind: type[State]) -> None:
+    for name in named:
+        if hasattr(kind, name) or name.startswith("_"):
+            raise WrongValue(
+                f"invalid name {name!r} in State(): reserved. Use a name that does not start with _ and is not a method"
+            )
+
+
+def check_scope(scope: str, group: ProcessGroup | None) -> None:
+    if scope and not re.fullmatch(r"[a-z0-9_]{1,40}", scope):
+        raise WrongValue(
+            f"invalid scope={scope!r}: it is part of file names. Use up to 40 small letters, digits and underscores"
+        )
+    if group is not None and dist.get_rank(group) < 0:
+        raise WrongValue(
+            f"rank {dist.get_rank()} is not in the group of State(group=...). Create this State only on the ranks of "
+            "the group"
+        )
+    if group is not None and not scope and group.size() < dist.get_world_size():
+        raise WrongValue(
+            "State(group=...) over a part of the ranks needs a scope: a State over other ranks would overwrite its "
+            'commits. Give the States of each group a name of their own, for example scope="stage0"'
+        )
+
+
+def enter_open_states(state: State, scope: str) -> None:
+    """Raise if this process has another open State of this scope: they would overwrite each other's commits."""
+    for other in list(_open):
+        if other is not state and other.is_open and _scopes[other] == scope:
+            raise WrongUse(
+                f"this process already has a State with scope={scope!r}. Put all objects into one State, close() the "
+                "other one first, or give each State a scope of its own"
+            )
+    _open.add(state)
+    _scopes[state] = scope
+
+
+def obstacle_of_states(state: State) -> str:
+    """Say why this process cannot go on after a failure: `state.run` resumes only its own State."""
+    scopes = sorted(_scopes[other] for other in list(_open) if other is not state and other.is_open)
+    if not scopes:
+        return ""
+    return (
+        f"the script resumes another State (scope={scopes[0]!r}) before state.run, which resumes only its own. Resume "
+        "it in the function that state.run calls"
+    )
+
+
+def has_answered(state: State) -> bool:
+    """Note that this State has written a checkpoint; return whether all States of this process have, as requested."""
+    if not request.checkpoint_requested():
+        return True
+    _answered.add(state)
+    if any(each.is_open and each.has_folder and each not in _answered for each in list(_open)):
+        return False
+    _answered.clear()
+    return True
+
+
+def leave_open_states(keeper: Keeper, pid: int) -> None:
+    """Keep memory for the next generation if a launcher can start one, else remove it. Forked children do nothing."""
+    if os.getpid() != pid:
+        return
+    try:
+        keeper.leave()
+    finally:
+        if not scratch.is_launched(os.environ):
+            keeper.remove()
+
+
+# --- State -----------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
-T = TypeVar("T")
 _NO_FIELD = "State does not have the field {name!r}. Pass it when you create the State: State({name}=...)"
 
 
@@ -82,8 +284,8 @@ class State:
         group: ProcessGroup | None = None,
         **named: Any,
     ) -> None:
-        open_states.check_options(every, disk_every, folder, keep)
-        open_states.check_names(named, State)
+        check_options(every, disk_every, folder, keep)
+        check_names(named, State)
         self._contents = Contents(named)
         if self._contents.own and any(isinstance(value, LogicalWorld) for value in named.values()):
             raise WrongType(
@@ -93,7 +295,7 @@ class State:
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
         self._every, self._disk_every, self._keep, self._overlap = every, disk_every, keep, overlap
-        open_states.check_scope(scope, group)
+        check_scope(scope, group)
         self._scope = scope
         path = folder if folder is None or not scope else f"{os.fspath(folder)}/{scope}"
         self._folder = None if path is None else open_folder(path)
@@ -136,12 +338,12 @@ class State:
             self._begin_run()
             return train(*args, **kwargs)
 
-        return healing.run(attempt, self._copy_ahead)
+        return run_healing(attempt, self._copy_ahead)
 
     def _begin_run(self) -> None:
         if self._resumed_in != _generation():
             self._resume()
-        joining.trains(open_states.obstacle(self))
+        joining.trains(obstacle_of_states(self))
         _team, keeper = self._resumed()
         self._live = self._live or Live(self._contents.objects, self._contents.fields, self._contents.own)
         if self._every and keeper.newest != self._number:  # a rank may die before the next commit
@@ -170,7 +372,7 @@ class State:
         return found
 
     def _resume(self) -> Resumed | None:
-        open_states.enter(self, self._scope)
+        enter_open_states(self, self._scope)
         places = scratch.folders(os.environ, self._scope)
         if self._live is None and not joining.is_joining():  # else others wait, and it was done before
             scratch.sweep(places)
@@ -206,7 +408,7 @@ class State:
                 self._restore_own(team, local, choice, found.world_size == team.size)
         elif self._start_from is not None:
             contents = self._contents
-            foreign.load(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
+            load_foreign(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
         since = choice.commit if choice is not None else commits.CommitName(0, "")
         spared = resume.slots_of(local, choice)
         keeper = self._new_keeper(team, places, role, regions, since, spared, shield)
@@ -252,7 +454,7 @@ class State:
         self._forget_leaving()
         self._team, self._keeper = team, keeper
         # Runs when this State is deleted or the process exits, whichever happens first.
-        self._leaving = weakref.finalize(self, open_states.leave, keeper, os.getpid())
+        self._leaving = weakref.finalize(self, leave_open_states, keeper, os.getpid())
 
     def _forget_leaving(self) -> None:
         if self._leaving is not None:
@@ -332,7 +534,7 @@ class State:
                     f"the checkpoint is incomplete: {'; '.join(failed)}. Earlier commits are still valid, and training "
                     "can continue. Fix the cause, then call checkpoint() again"
                 ) from error
-            if open_states.has_answered(self):
+            if has_answered(self):
                 request.checkpoint_done()
         keeper.raise_error()
 

@@ -46,7 +46,7 @@ class Settings:
 
 
 class PartialSums(Protocol):
-    """Sums that the gradients of a backward complete (`ddp/elastic/logical_sums.py`).
+    """Sums that the gradients of a backward complete (`ddp/elastic/logical/logical_world.py`).
 
     The sum over all ranks is divided by `divisor`, after it is complete: a factor before would round twice.
     """

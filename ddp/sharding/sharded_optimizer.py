@@ -491,7 +491,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._local.load_state_dict({"state": state, "param_groups": local})
         self._share()
 
-    # --- the share of this rank, for ddp.elastic (`ddp.elastic.shares.SharedOut`) -----------------------
+    # --- the share of this rank, for ddp.elastic (`ddp.elastic.contents.SharedOut`) -----------------------
 
     def whole_parameters(self) -> list[torch.Tensor]:
         return self._whole

@@ -16,7 +16,8 @@ from torch import nn
 from waiting_trials_there import OnTwo
 
 from ddp import elastic
-from ddp.elastic import image, overlap, pinning, scratch
+from ddp.elastic import keeper
+from ddp.elastic.images import image, scratch
 from ddp.telemetry import capture, guard, status_page
 
 if TYPE_CHECKING:
@@ -291,8 +292,8 @@ def waiting_calls(rank: int, there: str) -> dict[str, int]:
 
     training = Training(there, rank, folder=f"{there}/disk{rank}", disk_every=1).warm()
     emu.CUDAGraph = Graph  # type: ignore[attr-defined]
-    overlap._settle_before_captures.cache_clear()
-    overlap._settle_before_captures("emu")
+    keeper._settle_before_captures.cache_clear()
+    keeper._settle_before_captures("emu")
     found = {
         "commit": _newest_after(training, training.state.commit),
         "flush": _newest_after(training, training.state.flush),
@@ -404,13 +405,13 @@ def log_lines() -> Iterator[list[str]]:
 def without(rank: int, there: str, what: str) -> tuple[bool, list[str], bool]:
     """-> whether commits are right without something, what the log says, and whether they were overlapped."""
     _free, whole = emu.mem_get_info()
-    pin, info = pinning._pinned, emu.mem_get_info
+    pin, info = keeper._pinned, emu.mem_get_info
     training = Training(there, rank, overlap=what != "wish")
     with log_lines() as lines:
         if what == "room":
             emu.mem_get_info = lambda device=None: (1 << 20, 1 << 30)
         if what == "pins":
-            pinning._pinned = lambda _slot, _type: "cudaHostRegister: 304"
+            keeper._pinned = lambda _slot, _type: "cudaHostRegister: 304"
         training.steps(2)
         training.step()
         if what == "memory":
@@ -424,7 +425,7 @@ def without(rank: int, there: str, what: str) -> tuple[bool, list[str], bool]:
         training.step()
         training.state.flush()
         right = equal(training.kept()[-1][1], wanted)
-    emu.mem_get_info, pinning._pinned = info, pin
+    emu.mem_get_info, keeper._pinned = info, pin
     is_overlapped = training.keeper._overlap._snapshot is not None
     training.state.close()
     return right, lines, is_overlapped

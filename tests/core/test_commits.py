@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.elastic import commits, image
+from ddp.elastic import commits
 from ddp.elastic.commits import CommitName, DiskName, Member, ReadableImage
+from ddp.elastic.images import image
 
 if TYPE_CHECKING:
     import random

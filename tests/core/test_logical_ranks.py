@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.elastic import logical_ranks
+from ddp.elastic.logical import logical_ranks
 from ddp.groups.backends import layout
 
 

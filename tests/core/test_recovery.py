@@ -9,12 +9,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ddp.elastic import recovery
 from ddp.elastic.commits import CommitName, ReadableImage
-from ddp.elastic.erasure_code import parity_rows, product
-from ddp.elastic.recovery import HeldParity, Protected, StripeFacts
-from ddp.elastic.redundancy import Code
-from ddp.elastic.stripes import Place, chunk_range, layout
+from ddp.elastic.redundancy import placement
+from ddp.elastic.redundancy.erasure_code import parity_rows, product
+from ddp.elastic.redundancy.placement import (
+    Code,
+    HeldParity,
+    Place,
+    Protected,
+    StripeFacts,
+    chunk_range,
+    layout,
+)
 
 NEW = CommitName(7, "abc")
 
@@ -36,17 +42,17 @@ class Job:
     parity: dict[str, bytes]
     held: list[list[HeldParity]]
 
-    def holdings(self, gone: tuple[int, ...], commit: CommitName = NEW) -> recovery.Holdings:
+    def holdings(self, gone: tuple[int, ...], commit: CommitName = NEW) -> placement.Holdings:
         size = len(self.images)
         return tuple(
             () if rank in gone else (ReadableImage(commit, rank, size, rank, size, f"image{rank}", True),)
             for rank in range(size)
         )
 
-    def parities(self, gone: tuple[int, ...]) -> recovery.Parities:
+    def parities(self, gone: tuple[int, ...]) -> placement.Parities:
         return tuple(() if rank in gone else tuple(held) for rank, held in enumerate(self.held))
 
-    def play(self, plan: recovery.Plan, gone: tuple[int, ...]) -> dict[int, bytes]:
+    def play(self, plan: placement.Plan, gone: tuple[int, ...]) -> dict[int, bytes]:
         """Compute what the plan says, with what is there."""
         found = {}
         for each in plan.images:
@@ -77,7 +83,7 @@ def job(code: Code, n_nodes: int) -> Job:
         ranges = [chunk_range(len(images[rank]), code.k, chunk) for chunk, rank in enumerate(members)]
         chunks = [images[rank][begin:end] for rank, (begin, end) in zip(members, ranges, strict=True)]
         facts = StripeFacts(NEW, stripe.number, code.m, protected, ())
-        size = recovery.parity_bytes(facts)
+        size = placement.parity_bytes(facts)
         parity = [combined(row, chunks).ljust(size, b"\0") for row in parity_rows(code.k, code.m)]
         facts = replace(facts, sums=tuple(map(zlib.crc32, (*chunks, *parity))))
         made.stripes.append(facts)
@@ -99,20 +105,20 @@ def test_every_set_of_m_lost_nodes_is_computed_and_no_larger_one_in_a_circle(
     made = job(code, n_nodes)
     for n_lost in range(1, code.m + 1):
         for gone in itertools.combinations(range(n_nodes), n_lost):
-            plan = recovery.plan(made.holdings(gone), made.parities(gone))
+            plan = placement.plan(made.holdings(gone), made.parities(gone))
             assert plan is not None
             assert made.play(plan, gone) == {rank: made.images[rank] for rank in gone}
     if n_nodes == code.n_nodes:
         for gone in itertools.combinations(range(n_nodes), code.m + 1):
-            assert recovery.plan(made.holdings(gone), made.parities(gone)) is None
+            assert placement.plan(made.holdings(gone), made.parities(gone)) is None
 
 
 def test_nothing_is_computed_if_nothing_is_lost_or_something_newer_is_there() -> None:
     made = job(Code(3, 1), 4)
-    assert recovery.plan(made.holdings(()), made.parities(())) is None
+    assert placement.plan(made.holdings(()), made.parities(())) is None
     newer = made.holdings((), CommitName(8, "abc"))
     both = tuple((*a, *b) for a, b in zip(made.holdings((1,)), newer, strict=True))
-    assert recovery.plan(both, made.parities(())) is None
+    assert placement.plan(both, made.parities(())) is None
 
 
 def test_what_is_protected_comes_before_an_older_commit_on_disk_and_after_a_newer_one() -> None:
@@ -121,17 +127,17 @@ def test_what_is_protected_comes_before_an_older_commit_on_disk_and_after_a_newe
         commit = NEW if number == 7 else CommitName(number, "abc")
         on_disk = ReadableImage(commit, 0, 1, -1, 0, "disk", False)
         holdings = tuple((*held, on_disk) for held in made.holdings((1,)))
-        assert (recovery.plan(holdings, made.parities((1,))) is not None) is computed, number
+        assert (placement.plan(holdings, made.parities((1,))) is not None) is computed, number
 
 
 def test_damaged_chunks_count_as_lost() -> None:
     made = job(Code(2, 2), 4)
     gone = (0,)
-    plan = recovery.plan(made.holdings(gone), made.parities(gone))
+    plan = placement.plan(made.holdings(gone), made.parities(gone))
     assert plan is not None
     used = {source.chunk for each in plan.images for chunk in each.chunks for source in chunk.sources}
     for bad in used:
-        again = recovery.plan(made.holdings(gone), made.parities(gone), frozenset({bad}))
+        again = placement.plan(made.holdings(gone), made.parities(gone), frozenset({bad}))
         assert again is not None
         chunks = {source.chunk for each in again.images for chunk in each.chunks for source in chunk.sources}
         assert bad not in chunks
@@ -144,7 +150,7 @@ def test_a_damaged_image_is_computed_too_and_not_used() -> None:
         both = [[each.rank for each in stripe.data if each] for stripe in made.stripes]
         number = next(number for number, ranks in enumerate(both) if {0, 1} <= set(ranks))
         bad = frozenset({f"commit-{7:010d}-abc/stripe{number}/chunk{both[number].index(1)}"})
-        plan = recovery.plan(made.holdings((0,)), made.parities((0,)), bad)
+        plan = placement.plan(made.holdings((0,)), made.parities((0,)), bad)
         assert (plan is not None) is computed
         if plan is not None:
             assert [(each.image.rank, each.replaces) for each in plan.images] == [(0, None), (1, "image1")]

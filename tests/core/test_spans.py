@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.elastic.spans import Span, Stored, spans
+from ddp.elastic.images.spans import Span, Stored, spans
 
 
 def test_small_tensors_of_the_host_lie_inside_of_a_span() -> None:

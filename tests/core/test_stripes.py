@@ -8,9 +8,16 @@ import re
 
 import pytest
 
-from ddp.elastic import redundancy
-from ddp.elastic.redundancy import Code, Redundancy
-from ddp.elastic.stripes import Place, chunk_bytes, chunk_range, layout, weak_domains
+from ddp.elastic.redundancy import placement
+from ddp.elastic.redundancy.placement import (
+    Code,
+    Place,
+    Redundancy,
+    chunk_bytes,
+    chunk_range,
+    layout,
+    weak_domains,
+)
 from launcher.settings import values
 
 
@@ -96,10 +103,10 @@ def test_chunks_cover_an_image() -> None:
 
 
 def test_the_text_of_the_option() -> None:
-    assert redundancy.parse("none") is redundancy.parse("") is None
-    assert redundancy.parse("auto") == Redundancy(None)
-    assert redundancy.parse("copies:2") == Redundancy(Code(1, 2))
-    assert redundancy.parse("code:6+2") == Redundancy(Code(6, 2))
+    assert placement.parse("none") is placement.parse("") is None
+    assert placement.parse("auto") == Redundancy(None)
+    assert placement.parse("copies:2") == Redundancy(Code(1, 2))
+    assert placement.parse("code:6+2") == Redundancy(Code(6, 2))
     assert [str(code) for code in (Code(1, 2), Code(6, 2))] == ["copies:2", "code:6+2"]
 
 
@@ -117,7 +124,7 @@ def test_the_text_of_the_option() -> None:
 )
 def test_texts_without_a_meaning(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        redundancy.parse(text)
+        placement.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -135,15 +142,15 @@ def test_texts_without_a_meaning(text: str, words: str) -> None:
     ],
 )
 def test_what_fits_a_job(asked: str, n_nodes: int, expected: str, words: str) -> None:
-    wanted = redundancy.parse(asked)
+    wanted = placement.parse(asked)
     assert wanted is not None
-    code, message = redundancy.fitting(wanted, n_nodes)
+    code, message = placement.fitting(wanted, n_nodes)
     assert str(code) == expected
     assert (words in message) if words else not message
 
 
 def test_one_node_has_no_other() -> None:
-    code, message = redundancy.fitting(Redundancy(Code(1, 1)), 1)
+    code, message = placement.fitting(Redundancy(Code(1, 1)), 1)
     assert code is None
     assert "resumes from disk" in message
 
@@ -155,10 +162,10 @@ BAD = ("copies", "code:6", "code:0+2", "code:2+0", "copies:0", "copies:256", "co
 @pytest.mark.parametrize("text", GOOD + BAD)
 def test_launcher_and_ranks_accept_the_same_texts(text: str) -> None:
     if text in GOOD:
-        redundancy.parse(text)
+        placement.parse(text)
         assert values.redundancy(text) == text
     else:
         with pytest.raises(ValueError, match="redundancy"):
-            redundancy.parse(text)
+            placement.parse(text)
         with pytest.raises(values.BadValue):
             values.redundancy(text)

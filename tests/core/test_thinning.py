@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.elastic.thinning import Thinning
+from ddp.elastic.commits import Thinning
 
 N_DUE = 512
 

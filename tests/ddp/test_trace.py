@@ -15,7 +15,7 @@ from torch import nn
 import ddp
 import ddp.shm
 from ddp.diagnostics import bucket_search
-from ddp.elastic import bucket_plans
+from ddp.elastic import contents
 from ddp.groups.core_loading import native
 
 if TYPE_CHECKING:
@@ -135,14 +135,14 @@ def tuned(rank: int, given: dict[str, Any]) -> tuple[list[Any], list[str]]:
 def of_a_job_that_goes_on(wrapped: ddp.DistributedDataParallel, given: dict[str, Any]) -> list[Any]:
     """A State keeps the buckets. So another model does not search, also after it was reset."""
     again = ddp.DistributedDataParallel(wide(), bucket_cap_mb="auto", **given)
-    kept = bucket_plans.of({"model": wrapped})
-    assert bucket_plans.of({"model": again}) == {}
-    bucket_plans.restore({"model": again}, kept)
+    kept = contents.bucket_plans_of({"model": wrapped})
+    assert contents.bucket_plans_of({"model": again}) == {}
+    contents.restore_bucket_plans({"model": again}, kept)
     core = again.reducer.core
     assert core.tuner is None
     for _step in range(3):
         again(torch.ones(2, 8)).square().mean().backward()
-    assert bucket_plans.of({"model": again}) == kept
+    assert contents.bucket_plans_of({"model": again}) == kept
     return [bucket.members for bucket in core.sender.plan.buckets]
 
 

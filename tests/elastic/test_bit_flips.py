@@ -16,9 +16,10 @@ import torch
 
 from ddp import elastic
 from ddp.elastic import __main__ as command
-from ddp.elastic import archive, image, inspection, manifest
-from ddp.elastic.checkpoint import Checkpoint, CheckpointError
-from ddp.elastic.remote_folder import open_folder
+from ddp.elastic.files import inspection, manifest, part_file
+from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
+from ddp.elastic.files.folders import open_folder
+from ddp.elastic.images import image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ def test_checksums_are_there_although_the_script_has_switched_them_off() -> None
         assert not torch.serialization.get_crc32_options()
     finally:
         torch.serialization.set_crc32_options(True)
-    assert archive.is_intact(saved)
+    assert part_file.is_intact(saved)
     assert zipfile.ZipFile(io.BytesIO(saved)).testzip() is None
 
 
@@ -157,7 +158,7 @@ def plain() -> bytes:
 
 def tensor() -> bytes:
     data = torch.tensor([1.0, 2.0, 3.0]).numpy().tobytes()
-    head, tail = archive.envelope("torch.float32", (3,), len(data), at=0).around(zlib.crc32(data))
+    head, tail = part_file.envelope("torch.float32", (3,), len(data), at=0).around(zlib.crc32(data))
     return head + data + tail
 
 
@@ -166,7 +167,7 @@ def test_an_archive_with_a_flipped_bit_is_damaged_or_says_the_same(kind: Callabl
     saved, taken = bytearray(kind()), 0
     for at, bit in itertools.product(range(len(saved)), (1, 4)):
         saved[at] ^= 1 << bit
-        if archive.is_intact(bytes(saved)):
+        if part_file.is_intact(bytes(saved)):
             taken += 1
             with contextlib.suppress(RuntimeError, ValueError, pickle.UnpicklingError):  # torch refuses it
                 assert list(image.read_plain(bytes(saved))) == [1.0, 2.0, 3.0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ddp.elastic import bulk_copy
+from ddp.elastic.images import copies
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -18,7 +18,7 @@ LARGE = 1 << 18  # elements
 
 
 def compiled() -> ModuleType:
-    native = bulk_copy.compiled()
+    native = copies.compiled()
     if native is None:
         pytest.skip("this processor, or this installation, has no such copies")
     return native
@@ -35,8 +35,8 @@ def around(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             counts.append(len(rows) // 3)
             native.copy(rows)
 
-    monkeypatch.setattr(bulk_copy, "compiled", Counting)
-    monkeypatch.setattr(bulk_copy, "_IN_CACHE", 1 << 20)
+    monkeypatch.setattr(copies, "compiled", Counting)
+    monkeypatch.setattr(copies, "_IN_CACHE", 1 << 20)
     return counts
 
 
@@ -70,7 +70,7 @@ def test_what_has_other_bytes_is_left_to_torch(around: list[int]) -> None:
         for each in sources
     ]
     with torch.no_grad():
-        bulk_copy.copy_all(targets, sources)
+        copies.copy_all(targets, sources)
     for target, source in zip(targets, sources, strict=True):
         assert torch.equal(target, source.to(target.dtype))
     assert around == [2]  # the first and the last
@@ -80,7 +80,7 @@ def test_a_target_in_another_order_is_left_to_torch(around: list[int]) -> None:
     source, target = torch.rand(512, 1024), torch.zeros(1024, 512).t()
     more = torch.zeros(LARGE)
     with torch.no_grad():
-        bulk_copy.copy_all([target, more], [source, torch.ones(LARGE)])
+        copies.copy_all([target, more], [source, torch.ones(LARGE)])
     assert torch.equal(target, source)
     assert more.sum() == LARGE
     assert around == [1]
@@ -90,26 +90,26 @@ def test_autograd_sees_the_write(around: list[int]) -> None:
     weight = torch.ones(LARGE)
     scaled = torch.ones(LARGE, requires_grad=True) * weight
     with torch.no_grad():
-        bulk_copy.copy_all([weight], [torch.zeros(LARGE)])
+        copies.copy_all([weight], [torch.zeros(LARGE)])
     assert around == [1]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         scaled.sum().backward()
 
 
 def test_a_small_state_is_copied_through_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_copy, "compiled", object)  # it has no copy()
+    monkeypatch.setattr(copies, "compiled", object)  # it has no copy()
     targets, sources = [torch.zeros(LARGE) for _ in range(3)], [torch.rand(LARGE) for _ in range(3)]
     with torch.no_grad():
-        bulk_copy.copy_all(targets, sources)
+        copies.copy_all(targets, sources)
     assert all(map(torch.equal, targets, sources))
 
 
 def test_torch_copies_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_copy, "compiled", lambda: None)
-    monkeypatch.setattr(bulk_copy, "_IN_CACHE", 1)
+    monkeypatch.setattr(copies, "compiled", lambda: None)
+    monkeypatch.setattr(copies, "_IN_CACHE", 1)
     target, source = torch.zeros(LARGE), torch.rand(LARGE)
     with torch.no_grad():
-        bulk_copy.copy_all([target], [source])
+        copies.copy_all([target], [source])
     assert torch.equal(target, source)
 
 

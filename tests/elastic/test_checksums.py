@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp.elastic import checksums
+from ddp.elastic.images import image
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 
 def compiled() -> ModuleType:
-    native = checksums.compiled()
+    native = image.compiled_checksums()
     if native is None:
         pytest.skip("this processor, or this installation, has only zlib")
     return native
@@ -33,7 +33,7 @@ def test_every_length_and_every_alignment() -> None:
 def test_large_pieces_that_continue_each_other() -> None:
     native, data = compiled(), random.Random(2).randbytes(3_000_001)
     found = native.crc32(memoryview(data)[1_000_003:], native.crc32(memoryview(data)[:1_000_003], 0))
-    assert found == zlib.crc32(data) == checksums.crc32(data)
+    assert found == zlib.crc32(data) == image.crc32(data)
 
 
 def test_a_single_bit_anywhere_changes_it() -> None:
@@ -47,9 +47,9 @@ def test_a_single_bit_anywhere_changes_it() -> None:
 
 
 def test_zlib_is_used_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksums, "compiled", lambda: None)
+    monkeypatch.setattr(image, "compiled_checksums", lambda: None)
     data = random.Random(3).randbytes(10_000)
-    assert checksums.crc32(data, 5) == zlib.crc32(data, 5)
+    assert image.crc32(data, 5) == zlib.crc32(data, 5)
 
 
 def test_what_is_not_bytes_is_refused() -> None:

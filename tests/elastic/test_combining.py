@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp.elastic import combining
-from ddp.elastic.erasure_code import parity_rows, product
+from ddp.elastic.redundancy import parity
+from ddp.elastic.redundancy.erasure_code import parity_rows, product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +31,15 @@ def by_definition(rows: tuple[tuple[int, ...], ...], inputs: list[bytes]) -> lis
 
 @pytest.fixture(params=["gfni", "avx2", "ssse3", "plain", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    native = combining.compiled()
+    native = parity.compiled()
     name: str = request.param
     if name == "torch":
-        monkeypatch.setattr(combining, "compiled", lambda: None)
+        monkeypatch.setattr(parity, "compiled", lambda: None)
     elif native is None or name not in native.sets():
         pytest.skip(f"{name} is not supported here")
     else:
         native.choose(name)
-        monkeypatch.setattr(combining, "compiled", lambda: native)
+        monkeypatch.setattr(parity, "compiled", lambda: native)
     yield name
     if native is not None:
         native.choose(native.sets()[0])
@@ -52,7 +52,7 @@ def test_all_ways_agree_with_the_definition(way: str, k: int, m: int, n_bytes: i
     inputs = [numbers.randbytes(n_bytes) for _ in range(k)]
     outputs = [memoryview(bytearray(b"\xff" * n_bytes)) for _ in range(m)]
     rows = parity_rows(k, m)
-    combining.combine(rows, [memoryview(bytearray(each)) for each in inputs], outputs)
+    parity.combine(rows, [memoryview(bytearray(each)) for each in inputs], outputs)
     assert [bytes(each) for each in outputs] == by_definition(rows, inputs)
 
 
@@ -60,13 +60,13 @@ def test_all_coefficients(way: str) -> None:
     everything = bytes(range(256))
     rows = tuple((c,) for c in range(1, 256))
     outputs = [memoryview(bytearray(256)) for _ in rows]
-    combining.combine(rows, [memoryview(bytearray(everything))], outputs)
+    parity.combine(rows, [memoryview(bytearray(everything))], outputs)
     for (c,), output in zip(rows, outputs, strict=True):
         assert bytes(output) == bytes(product(c, x) for x in range(256)), c
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    native = combining.compiled()
+    native = parity.compiled()
     if native is None:
         pytest.skip("the compiled part is not installed")
     eight, nine = memoryview(bytearray(8)), memoryview(bytearray(9))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddp import elastic
-from ddp.elastic import copies, leaves
+from ddp.elastic.images import copies, leaves
 
 
 class OwnWay(torch.optim.Adam):

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from ddp import elastic
-from ddp.elastic import archive, commits, dcp_metadata, manifest, part_file
-from ddp.elastic import folder as folder_module
-from ddp.elastic.folder import LocalFolder
+from ddp.elastic import commits
+from ddp.elastic.files import dcp, manifest, part_file
+from ddp.elastic.files import folders as folder_module
+from ddp.elastic.files.folders import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,9 +87,9 @@ def test_our_own_shardings_read_each_other(train: Callable[..., Told], tmp_path:
 def test_an_archive_is_what_torch_and_zip_read(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 2, shape).to(getattr(torch, dtype))
     data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    made = archive.envelope(str(tensor.dtype), shape, len(data), at=13)
+    made = part_file.envelope(str(tensor.dtype), shape, len(data), at=13)
     head, tail = made.around(zlib.crc32(data))
-    assert (13 + len(head)) % archive.ALIGN == 0
+    assert (13 + len(head)) % part_file.ALIGN == 0
     whole = io.BytesIO(head + data + tail)
     again = torch.load(whole, weights_only=True)
     assert (again.dtype, again.shape, again.is_contiguous()) == (tensor.dtype, tensor.shape, True)
@@ -108,9 +109,9 @@ def saved_by_torch(folder: Path) -> dict[str, Any]:
 def test_metadata_is_what_torch_would_have_written(tmp_path: Path) -> None:
     saved_by_torch(tmp_path / "torch")
     data = (tmp_path / "torch" / ".metadata").read_bytes()
-    table = dcp_metadata.read(data)
+    table = dcp.read(data)
     assert {"model.weight", "model.bias", "nested.a.1.b"} == set(table.tensors)
-    torchs, ours = pickle.loads(data), pickle.loads(dcp_metadata.pickled([dcp_metadata.fragment(table)]))
+    torchs, ours = pickle.loads(data), pickle.loads(dcp.pickled([dcp.fragment(table)]))
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
         assert getattr(ours, name) == getattr(torchs, name)
 
@@ -125,10 +126,10 @@ def test_metadata_is_read_without_executing_it(
     value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(dcp_metadata.UnreadableMetadata):
-        dcp_metadata.read(pickle.dumps(value))
-    with pytest.raises(dcp_metadata.UnreadableMetadata):
-        dcp_metadata.read(pickle.dumps({"a": 1})[:-3])
+    with pytest.raises(dcp.UnreadableMetadata):
+        dcp.read(pickle.dumps(value))
+    with pytest.raises(dcp.UnreadableMetadata):
+        dcp.read(pickle.dumps({"a": 1})[:-3])
     assert not Path("ran").exists()
 
 

@@ -13,7 +13,8 @@ pytest.importorskip("fsspec", reason="fsspec is in requirements/test.txt")
 from lying_store import KINDS, LyingStore, World
 
 from ddp import elastic
-from ddp.elastic import commits, manifest, part_file, remote_folder, writer
+from ddp.elastic import commits
+from ddp.elastic.files import folders, manifest, part_file, writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +28,9 @@ KEPT = 3
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir(mode=0o700)
     monkeypatch.setenv("DDP_SCRATCH", str(tmp_path / "scratch"))
-    monkeypatch.setattr(remote_folder, "_FIRST_PAUSE_S", 0.0005)
-    monkeypatch.setattr(remote_folder, "_LONGEST_PAUSE_S", 0.001)
-    monkeypatch.setattr(remote_folder, "_STALE_S", 0.1)
+    monkeypatch.setattr(folders, "_FIRST_PAUSE_S", 0.0005)
+    monkeypatch.setattr(folders, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(folders, "_STALE_S", 0.1)
     monkeypatch.setattr(manifest, "_PAUSE_S", 0.001)
 
 
@@ -122,12 +123,12 @@ def test_a_body_that_is_too_short_is_asked_for_again_and_named(
 ) -> None:
     world = tell(monkeypatch, World(1, {"truncated body": 1000}, patience=2))
     world.objects["run/x"] = b"12345"
-    there = remote_folder.RemoteFolder(URL)
+    there = folders.RemoteFolder(URL)
     assert there.read_ranges([("x", 1, 3)]) == [b"234"]
     assert "of 3 bytes at 1 of x" in caplog.text
     world = tell(monkeypatch, World(1, {"truncated body": 1000}, patience=10**9))
     world.objects["run/x"] = b"12345"
-    monkeypatch.setattr(remote_folder, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.01)
     with pytest.raises(OSError, match=r"the store sent [012] of 3 bytes at 1 of x"):
         there.read_ranges([("x", 1, 3)])
 
@@ -139,7 +140,7 @@ def test_a_store_that_never_sends_all_does_not_make_a_job_begin_from_an_older_co
     train(2)
     lying = tell(monkeypatch, World(1, {"truncated body": 1000}, patience=10**9))
     lying.objects = world.objects
-    monkeypatch.setattr(remote_folder, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.01)
     with pytest.raises(elastic.CommitError, match=r"cannot read .*part-0-of-1\.distcp: .*the store sent"):
         begun().resume()
 
@@ -148,7 +149,7 @@ def test_an_upload_that_is_not_seen_at_once_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = tell(monkeypatch, World(1, {"unseen object": 1000}, patience=20))
-    remote_folder.RemoteFolder(URL).write("x", lambda: [b"12345"])
+    folders.RemoteFolder(URL).write("x", lambda: [b"12345"])
     assert (world.objects, world.told["unseen object"]) == ({"run/x": b"12345"}, 20)
     assert "cannot find x in lying://run, trying again" in caplog.text
 
@@ -156,18 +157,18 @@ def test_an_upload_that_is_not_seen_at_once_is_not_given_up(
 def test_an_upload_that_the_store_has_lost_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote_folder, "_STALE_S", 0.005)
+    monkeypatch.setattr(folders, "_STALE_S", 0.005)
     world = tell(monkeypatch, World(1, {"swallowed upload": 1000}, patience=3))
-    remote_folder.RemoteFolder(URL).write("x", lambda: [b"12345"])
+    folders.RemoteFolder(URL).write("x", lambda: [b"12345"])
     assert (world.objects, world.told["swallowed upload"]) == ({"run/x": b"12345"}, 3)
     assert "the store took all of it, but does not have it" in caplog.text
 
 
 def test_an_object_that_is_not_there_ends_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_folder, "_STALE_S", 0.005)
+    monkeypatch.setattr(folders, "_STALE_S", 0.005)
     tell(monkeypatch, World())
     with pytest.raises(FileNotFoundError):
-        remote_folder.RemoteFolder(URL).read("x")
+        folders.RemoteFolder(URL).read("x")
 
 
 class NoCredentialsError(Exception):
@@ -175,7 +176,7 @@ class NoCredentialsError(Exception):
 
 
 def test_missing_credentials_are_not_waited_for_as_long_as_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_folder, "_STALE_S", 0.005)
+    monkeypatch.setattr(folders, "_STALE_S", 0.005)
     tell(monkeypatch, World())
 
     def find(*_words: Any, **_options: Any) -> dict[str, dict[str, Any]]:
@@ -252,9 +253,7 @@ def test_a_manifest_that_cannot_be_made_does_not_stop_newer_commits(
     (part,) = world.objects
     world.objects[part] = world.objects[part][:-1]  # damaged, so it has no index
     state = begun(disk_every=1, keep=KEPT)
-    state._writer = writer.Writer(
-        remote_folder.RemoteFolder(URL), KEPT, True, "a", commits.CommitName(9, "a")
-    )
+    state._writer = writer.Writer(folders.RemoteFolder(URL), KEPT, True, "a", commits.CommitName(9, "a"))
     state._writer._prune(commits.CommitName(2, "a"))
     state._writer._prune(commits.CommitName(3, "a"))
     assert caplog.text.count("commit 1 in lying://run stays without a manifest") == 1

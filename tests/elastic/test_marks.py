@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddp.elastic.generator_memory import NumpyGenerator, PythonGenerator
-from ddp.elastic.live import Live, drop_gradients
+from ddp.elastic.generators import NumpyGenerator, PythonGenerator
+from ddp.elastic.survivor import Live, drop_gradients
 
 
 def training() -> tuple[dict[str, object], dict[str, object]]:

@@ -15,7 +15,7 @@ from launched import eventually
 from object_store import CREDENTIALS, Line, s3_server
 
 from ddp import elastic
-from ddp.elastic import remote_folder
+from ddp.elastic.files import folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +46,8 @@ def line(server_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{made.port}")
     (tmp_path / "scratch").mkdir(mode=0o700)
     monkeypatch.setenv("DDP_SCRATCH", str(tmp_path / "scratch"))
-    monkeypatch.setattr(remote_folder, "_LONGEST_PAUSE_S", 0.5)
-    monkeypatch.setattr(remote_folder, "_PIECE", 5 * MIB)  # the smallest part that S3 takes
+    monkeypatch.setattr(folders, "_LONGEST_PAUSE_S", 0.5)
+    monkeypatch.setattr(folders, "_PIECE", 5 * MIB)  # the smallest part that S3 takes
     s3fs.S3FileSystem.clear_instance_cache()
     store = s3fs.S3FileSystem()
     if store.exists("bucket"):
@@ -152,7 +152,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_the_training(line: Line) 
 def test_what_fails_for_good_is_said_and_raised_only_by_those_who_wait_for_it(
     line: Line, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_folder, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.1)
     state = training(1000, disk_every=1)
     line.cut()
     for state.step in range(1, 4):
@@ -171,7 +171,7 @@ def test_what_fails_for_good_is_said_and_raised_only_by_those_who_wait_for_it(
 def test_a_job_does_not_begin_anew_because_the_store_is_away(
     line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote_folder, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.1)
     monkeypatch.setattr("ddp.elastic.resume._PATIENCE_WITH_MEMORY_S", 0.1)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")  # memory outlives the process
     line.cut()
@@ -195,7 +195,7 @@ class Broken(RuntimeError):
 
 
 def test_of_an_upload_that_breaks_off_nothing_appears(line: Line) -> None:
-    folder = remote_folder.RemoteFolder(URL)
+    folder = folders.RemoteFolder(URL)
 
     def content() -> Iterator[bytes]:
         yield bytes(12 * MIB)
@@ -203,7 +203,7 @@ def test_of_an_upload_that_breaks_off_nothing_appears(line: Line) -> None:
 
     for _again in range(2):
         with pytest.raises(Broken):
-            remote_folder._upload(folder._fs, "bucket/run/x", content())
+            folders._upload(folder._fs, "bucket/run/x", content())
     assert stored() == []
     store = s3fs.S3FileSystem(skip_instance_cache=True)
     assert not store.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads")
@@ -212,9 +212,9 @@ def test_of_an_upload_that_breaks_off_nothing_appears(line: Line) -> None:
 def test_a_store_that_has_less_than_it_took_is_not_believed(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_folder, "PATIENCE_S", 0.1)
-    folder = remote_folder.RemoteFolder(URL)
-    monkeypatch.setattr(remote_folder.RemoteFolder, "_size", lambda _self, _file: 3)
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.1)
+    folder = folders.RemoteFolder(URL)
+    monkeypatch.setattr(folders.RemoteFolder, "_size", lambda _self, _file: 3)
     with pytest.raises(OSError, match="the store has 3 of 5 bytes"):
         folder.write("commit-0000000001-a/part-0-of-1.distcp", lambda: [b"12345"])
 
@@ -248,7 +248,7 @@ def test_wrong_etags_lose_no_commit_and_give_no_wrong_state(
     state.flush()
     line.on_answer = liar = WrongETags(lies)
     if lies > 100:
-        monkeypatch.setattr(remote_folder, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(folders, "PATIENCE_S", 1.0)
     state.step = 2
     state.x += 2
     state.commit()

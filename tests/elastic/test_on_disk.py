@@ -17,8 +17,10 @@ import torch
 from launched import Launched
 
 from ddp import elastic
-from ddp.elastic import commits, image, part_file
-from ddp.elastic import folder as folder_module
+from ddp.elastic import commits
+from ddp.elastic.files import folders as folder_module
+from ddp.elastic.files import part_file
+from ddp.elastic.images import image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

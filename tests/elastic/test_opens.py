@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ddp.elastic import commits, image, leaves, manifest, resume
-from ddp.elastic import folder as folder_module
-from ddp.elastic.folder import LocalFolder
-from ddp.elastic.part_file import Encoder
-from ddp.elastic.remote_folder import RemoteFolder
+from ddp.elastic import commits, resume
+from ddp.elastic.files import folders as folder_module
+from ddp.elastic.files import manifest
+from ddp.elastic.files.folders import LocalFolder, RemoteFolder
+from ddp.elastic.files.part_file import Encoder
+from ddp.elastic.images import image, leaves
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddp.elastic.folder import Folder
+    from ddp.elastic.files.folders import Folder
 
 WORLD = 256
 NUMBERS = (100, 200, 300)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import state_dict as states
 
 from ddp import elastic
 from ddp.elastic import __main__ as command
-from ddp.elastic.checkpoint import Checkpoint, CheckpointError
+from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp.elastic import healing
+from ddp.elastic import state
 from ddp.groups.reform import CannotReform
 from ddp.telemetry import blocked_thread, guard, status_page, torch_api
 from ddp.telemetry import guard as guards
@@ -299,7 +299,7 @@ def test_a_process_that_cannot_go_on_says_so_in_one_line(
         raise CannotReform("no shard is left")
 
     with pytest.raises(SystemExit) as ended:
-        healing.run(attempt)
+        state.run_healing(attempt)
     assert ended.value.code == 1
     assert told == ["no shard is left [DDP-7004]"]
     assert capsys.readouterr().err == "CannotReform: no shard is left [DDP-7004]\n"

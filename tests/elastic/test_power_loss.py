@@ -20,9 +20,9 @@ import torch
 from disk import journal
 
 from ddp import elastic
-from ddp.elastic import inspection, scratch
-from ddp.elastic.folder import LocalFolder
-from ddp.elastic.remote_folder import open_folder
+from ddp.elastic.files import inspection
+from ddp.elastic.files.folders import LocalFolder, open_folder
+from ddp.elastic.images import scratch
 
 if TYPE_CHECKING:
     import mmap

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp.elastic import image, parity_store, protection_rounds, protector, rebuilding, scratch
 from ddp.elastic.commits import ReadableImage
-from ddp.elastic.parity_store import ParityStore
-from ddp.elastic.peer_links import Links, Peer, PeerError, Server
-from ddp.elastic.protection_rounds import Leader
-from ddp.elastic.protector import Protector
-from ddp.elastic.redundancy import Code
+from ddp.elastic.images import image, scratch
+from ddp.elastic.redundancy import parity, protection
+from ddp.elastic.redundancy.parity import ParityStore
+from ddp.elastic.redundancy.peer_links import Links, Peer, PeerError, Server
+from ddp.elastic.redundancy.placement import Code, Place, chunk_bytes, layout
+from ddp.elastic.redundancy.protection import Leader, Protector
 from ddp.elastic.resume import LocalImages
-from ddp.elastic.stripes import Place, chunk_bytes, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,7 +137,7 @@ def resume(ranks: Ranks) -> list[LocalImages]:
             at = (found.commit, found.head.part, size, found.head.rank, size)
             local.held.append(ReadableImage(*at, key, in_memory=True))
         links = Links.open(team)
-        rebuilding.rebuild(team, local, [rank.place], links)
+        protection.rebuild(team, local, [rank.place], links)
         links.stop()
         return local
 
@@ -242,12 +241,12 @@ def test_memory_is_that_of_two_commits_with_their_parity(start: Callable[[int, C
 def test_a_round_that_fails_leaves_the_last_protected_commit(
     start: Callable[[int, Code], Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protection_rounds, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(protection, "_LONGEST_PAUSE_S", 0.05)
     ranks = start(4, Code(2, 1))
     ranks.commit(1)
     ranks.wait_for(1)
     failed = threading.Event()
-    real = parity_store.ParityStore.finish
+    real = parity.ParityStore.finish
 
     def finish(self: ParityStore, key: Any, number: int, *rest: Any) -> None:
         if number == 2 and key[0] == 3:
@@ -255,7 +254,7 @@ def test_a_round_that_fails_leaves_the_last_protected_commit(
             raise OSError(errno.EIO, "broken")
         real(self, key, number, *rest)
 
-    monkeypatch.setattr(parity_store.ParityStore, "finish", finish)
+    monkeypatch.setattr(parity.ParityStore, "finish", finish)
     ranks.commit(2)
     assert failed.wait(_WITHIN_S)
     for number in (3, 4, 5):  # memory of commit 2 may be used again, but not that of commit 1
@@ -274,7 +273,7 @@ def test_a_round_that_fails_leaves_the_last_protected_commit(
 def test_no_space_is_reported_and_tried_again(
     start: Callable[[int, Code], Ranks], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(protection_rounds, "_LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(protection, "_LONGEST_PAUSE_S", 0.02)
     is_full = threading.Event()
     is_full.set()
     real = scratch.new_file
@@ -330,7 +329,7 @@ def test_the_newest_commit_is_protected_when_the_training_pauses(
 
     begin = Leader.start
     monkeypatch.setattr(Leader, "start", begin_ahead)
-    monkeypatch.setattr(protector, "_ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(protection, "_ANSWER_WITHIN_S", 0.05)
     ranks = start(3, Code(2, 1))
     ranks.commit(1)
     ranks.wait_for(1)

@@ -9,7 +9,8 @@ import generations
 import pytest
 
 from ddp import elastic
-from ddp.elastic import open_states, scratch
+from ddp.elastic import state
+from ddp.elastic.images import scratch
 
 PROGRAM = Path(__file__).parent / "programs" / "scoped.py"
 SHARDS = Path(__file__).parent / "programs" / "scoped_shards.py"
@@ -63,11 +64,11 @@ def test_another_state_that_is_resumed_before_run_is_an_obstacle() -> None:
     """After a failure `run` resumes only its own State, so the two would not fit together."""
     one, other = elastic.State(x=1, scope="one"), elastic.State(x=2, scope="other")
     one.resume()
-    assert open_states.obstacle(one) == ""
+    assert state.obstacle_of_states(one) == ""
     other.resume()
-    assert "another State (scope='other') before state.run" in open_states.obstacle(one)
+    assert "another State (scope='other') before state.run" in state.obstacle_of_states(one)
     other.close()
-    assert open_states.obstacle(one) == ""
+    assert state.obstacle_of_states(one) == ""
     one.close()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ddp.elastic.shares import Range
+from ddp.elastic.contents import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable

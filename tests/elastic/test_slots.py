@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp.elastic import scratch
+from ddp.elastic.images import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

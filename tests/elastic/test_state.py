@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from ddp import elastic
-from ddp.elastic import generators, scratch
+from ddp.elastic import generators
+from ddp.elastic.images import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ddp import elastic
-from ddp.elastic import image, keeper, scratch, survivor
+from ddp.elastic import keeper, survivor
+from ddp.elastic.images import image, scratch
 from ddp.groups import reform
 from ddp.telemetry import guard as guards
 from ddp.telemetry.guard import Continue

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp import elastic
-from ddp.elastic import image, scratch
+from ddp.elastic.images import image, scratch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -76,10 +76,10 @@ CORE = {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("launching", "command_line errors"),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within(
-            "elastic",
-            "commits erasure_code logical_ranks recovery redundancy sample_order seeds spans stripes thinning",
-        ),
+        *within("elastic", "commits images logical redundancy sample_order seeds"),
+        *within("elastic.images", "spans"),
+        *within("elastic.logical", "logical_ranks"),
+        *within("elastic.redundancy", "erasure_code placement"),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model plan"),
         *within("sharding", "shards"),
@@ -94,6 +94,7 @@ CORE_AND_SHELL = (
     )
     | within("rendezvous", "access client control diagnosing replay rounds service submit values web")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
+    | within("ddp.elastic", "images logical redundancy")
 )
 
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
@@ -204,6 +205,29 @@ ROOMS = {
         "shm": {"groups"},
         "wrapper": {"reducer", "diagnostics"},
     },
+    "ddp.elastic": {
+        "commits": set(),
+        "request": set(),
+        "sample_order": set(),
+        "seeds": set(),
+        "team": set(),
+        "images": {"commits"},
+        "files": {"commits", "images"},
+        "resume": {"commits", "files", "images", "team"},
+        "redundancy": {"commits", "images", "resume", "team"},
+        "own": {"images"},
+        "contents": {"files", "images", "own"},
+        "generators": {"commits", "images", "resume", "seeds", "team"},
+        "logical": {"generators", "seeds", "team"},
+        "sampler": {"logical", "sample_order"},
+        "keeper": {"commits", "contents", "files", "generators", "images", "redundancy"},
+        "survivor": {"commits", "contents", "generators", "keeper", "own", "team"},
+        "state": set(
+            "commits contents files generators images keeper logical own redundancy request resume sampler survivor "
+            "team".split()
+        ),
+        "__main__": {"files"},
+    },
 }
 
 # Which modules of another package a package may import.
@@ -295,6 +319,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.web.feed": "with its importer it would have more lines than a file may have",
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
     "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
+    "ddp.elastic.redundancy.parity": "the rounds of protection and the arithmetic on chunks would be over 900 lines",
+    "ddp.elastic.survivor": "a theory of its own: what is left of a step that was interrupted",
     "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",
 }

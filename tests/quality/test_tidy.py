@@ -45,9 +45,9 @@ def test_imports_follow_the_floor_plan(module):
 
 
 def test_rooms_are_floors_above_each_other():
-    for package, rooms in plan.ROOMS.items():
-        there = {tidy.room_of(module.name) for module in MODULES if module.package == package} - {""}
-        assert rooms.keys() == there, f"the rooms of {package}"
+    for house, rooms in plan.ROOMS.items():
+        there = {tidy.room_of(module.name, house) for module in MODULES} - {""}
+        assert rooms.keys() == there, f"the rooms of {house}"
         assert not tidy.rooms_that_import_each_other(rooms)
     assert tidy.rooms_that_import_each_other({"a": {"b"}, "b": {"a"}, "c": {"a"}, "d": set()}) == [
         "a",

@@ -43,9 +43,10 @@ class Module:
 
 
 def part_of(name: str) -> str:
-    below = [*name.split("."), "__init__"][1:]
-    deep = ".".join(name.split(".")[:2]) in plan.CORE_AND_SHELL
-    return ".".join(below[:2]) if deep and below[1:2] != ["__init__"] else below[0]
+    words, depth = name.split("."), 2
+    while len(words) > depth and ".".join(words[:depth]) in plan.CORE_AND_SHELL:
+        depth += 1
+    return ".".join(words[1:depth]) or "__init__"
 
 
 def module_at(path: Path) -> Module:
@@ -152,8 +153,9 @@ def _why_not_ours(module: Module, name: str) -> str:
         return "" if ancestor or within else f"not for the {kind} of {module.package}"
     if module.is_core and is_shell(name):
         return "a core module imports no shell"
-    if package in plan.ROOMS and (why := _wrong_room(module, name)):
-        return why
+    for house, rooms in plan.ROOMS.items():
+        if why := _wrong_room(house, rooms, module, name):
+            return why
     in_zygote = any(name == each or name.startswith(each + ".") for each in plan.ZYGOTE_ONLY)
     if in_zygote and not module.name.startswith("launcher.template"):
         return "it belongs to the zygote's process"
@@ -171,13 +173,14 @@ def names_of_modules() -> frozenset[str]:
     return frozenset(module.name for module in modules())
 
 
-def room_of(name: str) -> str:
-    return ".".join(name.split(".")[1:2])
+def room_of(name: str, house: str = "") -> str:
+    """The first name below the house: a package, or a room with rooms of its own."""
+    house = house or name.partition(".")[0]
+    return name.removeprefix(f"{house}.").partition(".")[0] if name.startswith(f"{house}.") else ""
 
 
-def _wrong_room(module: Module, name: str) -> str:
-    here, there = room_of(module.name), room_of(name)
-    rooms = plan.ROOMS[module.package]
+def _wrong_room(house: str, rooms: dict[str, set[str]], module: Module, name: str) -> str:
+    here, there = room_of(module.name, house), room_of(name, house)
     if not here or here == there or there not in rooms:  # __init__ hands out public names of every room
         return ""
     return "" if there in rooms.get(here, set()) else f"{here} does not import {there}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ddp import elastic
-from ddp.elastic import folder
+from ddp.elastic.files import folders
 
 THERE = Path(os.environ["THERE"])
 POINTS = ("half-written", "written", "before its name", "named", "before the manifest")
@@ -68,7 +68,7 @@ def train(point):
         state.x = state.x + 1
         if state.step == 3:
             state.flush()
-            folder.os = with_death_at(point)
+            folders.os = with_death_at(point)
         state.commit()
     state.flush()
 

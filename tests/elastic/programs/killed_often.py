@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ddp import elastic
-from ddp.elastic import inspection, remote_folder
+from ddp.elastic.files import folders, inspection
 
 FOLDER = sys.argv[4]
 IS_REMOTE = "://" in FOLDER
@@ -99,7 +99,7 @@ def prepare():
     if IS_REMOTE:
         importlib.import_module("s3fs")
 
-        remote_folder._PIECE = 5 << 20  # the smallest part that S3 takes
+        folders._PIECE = 5 << 20  # the smallest part that S3 takes
     aside = f"{FOLDER}-aside"
     for _first in range(2):
         ((_what, span_s),) = generation(lambda tell: usual_span(aside, tell))
@@ -108,7 +108,7 @@ def prepare():
 
 def check_all():
     """What is left is whole wherever it says so, and there is not more of it after each kill."""
-    folder = remote_folder.open_folder(FOLDER)
+    folder = folders.open_folder(FOLDER)
     left = inspection.listed(folder)
     for each in left:
         if each.has_manifest:

@@ -19,7 +19,8 @@ from torch import nn
 
 import ddp
 from ddp import elastic
-from ddp.elastic import image, snapshot
+from ddp.elastic import keeper
+from ddp.elastic.images import image
 
 THERE, STEPS, POINTS = Path(os.environ["THERE"]), 24, os.environ["POINTS"].split()
 RANK, GENERATION = int(os.environ["RANK"]), int(os.environ["DDP_GENERATION"])
@@ -49,7 +50,7 @@ def arrange_death(point, copies):
     match point:
         case "under-way":
             gate = emu.Gate(copies)
-            snapshot.time = type("time", (), {"sleep": die})  # the thread that waits for the copy
+            keeper.time = type("time", (), {"sleep": die})  # the thread that waits for the copy
             return gate
         case "begun":
             image.begin = tear

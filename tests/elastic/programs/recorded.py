@@ -19,11 +19,13 @@ from pathlib import Path
 import torch
 
 from ddp import elastic
-from ddp.elastic import commits, folder, scratch
+from ddp.elastic import commits
 from ddp.elastic.contents import Contents
+from ddp.elastic.files import folders
+from ddp.elastic.files.folders import open_folder
+from ddp.elastic.files.writer import Writer
+from ddp.elastic.images import scratch
 from ddp.elastic.keeper import Keeper, Signature
-from ddp.elastic.remote_folder import open_folder
-from ddp.elastic.writer import Writer
 
 RECORDER = ctypes.CDLL(None)
 N_FLOATS = 3000  # several pages
@@ -137,7 +139,7 @@ def rename_then_sync(old, new):
 
 
 def with_calls(**changed):
-    folder.os = type("os", (), vars(os) | changed)
+    folders.os = type("os", (), vars(os) | changed)
 
 
 def become(mutant):
@@ -151,11 +153,11 @@ def become(mutant):
         case "the-name-comes-before-the-data":
             with_calls(fsync=lambda fd: os.fsync(fd) if is_folder(fd) else None, rename=rename_then_sync)
         case "folders-of-commits-are-not-synced":
-            folder.LocalFolder._make = lambda _self, path: path.mkdir(parents=True, exist_ok=True)
+            folders.LocalFolder._make = lambda _self, path: path.mkdir(parents=True, exist_ok=True)
         case "old-folders-are-believed":
-            folder.LocalFolder._make = only_what_is_missing
+            folders.LocalFolder._make = only_what_is_missing
         case "nobody-waits-for-other-ranks":
-            folder.LocalFolder.settle = lambda _self, _path: None
+            folders.LocalFolder.settle = lambda _self, _path: None
         case _:
             raise ValueError(mutant)
 
@@ -164,7 +166,7 @@ def only_what_is_missing(_self, path):
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:
-        folder._sync(each.parent)
+        folders._sync(each.parent)
 
 
 def play(name, there):
@@ -182,7 +184,7 @@ def play(name, there):
 
 def main():
     torch.set_num_threads(1)
-    folder._BEGIN_EVERY = 4096  # early write-back, also of these small files
+    folders._BEGIN_EVERY = 4096  # early write-back, also of these small files
     for number, words in enumerate(sys.argv[1:]):
         name, _, mutant = words.partition(":")
         os.environ["DDP_SCRATCH"] = os.path.join(os.environ["SCRATCH"], str(number))

@@ -22,7 +22,8 @@ from torch import nn
 
 import ddp
 from ddp import elastic
-from ddp.elastic import generators, image
+from ddp.elastic import generators
+from ddp.elastic.images import image
 
 PLAN = json.loads(os.environ["PLAN"])
 NOTES = Path(os.environ["NOTES"])

@@ -18,15 +18,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddp.elastic import commits, image, manifest
-from ddp.elastic.part_file import Encoder
-from ddp.elastic.thinning import Thinning
+from ddp.elastic import commits
+from ddp.elastic.commits import Thinning
+from ddp.elastic.files import manifest
+from ddp.elastic.files.part_file import Encoder
+from ddp.elastic.images import image
 from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
-    from ddp.elastic.dcp_keys import Names
-    from ddp.elastic.folder import Folder
-    from ddp.elastic.scratch import Slot
+    from ddp.elastic.files.dcp import Names
+    from ddp.elastic.files.folders import Folder
+    from ddp.elastic.images.scratch import Slot
 
 log = logging.getLogger("ddp.elastic")
 _AT_EXIT_S = 60.0  # the time that an object store has to take the last commit before the process ends

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import archive, commits, leaves, manifest
-from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry, UnreadableMetadata
-from ddp.elastic.image import DamagedImage, dtype_of, read_plain
-from ddp.elastic.remote_folder import open_folder
+from ddp.elastic import commits
+from ddp.elastic.files import manifest, part_file
+from ddp.elastic.files.dcp import Chunk, Place, Table, TensorEntry, UnreadableMetadata
+from ddp.elastic.files.folders import open_folder
+from ddp.elastic.images import leaves
+from ddp.elastic.images.image import DamagedImage, dtype_of, read_plain
 from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
     import os
 
-    from ddp.elastic.leaves import Region
+    from ddp.elastic.images.leaves import Region
 
 
 class CheckpointError(Coded, ValueError):
@@ -77,7 +79,7 @@ class Checkpoint:
 
     def _load(self, place: Place) -> Any:
         (data,) = self._folder.read_ranges([(place.file, place.at, place.length)])
-        if self._has_checksums and not archive.is_intact(data):
+        if self._has_checksums and not part_file.is_intact(data):
             raise CheckpointError(
                 f"{place.file} in {self.name} is damaged: wrong checksum at byte {place.at}. Use another commit"
             )

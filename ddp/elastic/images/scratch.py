@@ -17,6 +17,7 @@ file yet. If other ranks may still need the commit in a file, only the commit th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import mmap
 import os
@@ -29,11 +30,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp.elastic import paging
 from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+# --- pages -----------------------------------------------------------------------------------------
+#
+# What the kernel is told about pages of memory before they are used. Advice that it does not know has no effect.
+
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_LARGE_PAGE = 2 << 20
+
+
+def ask_for_large_pages(address: int, n_bytes: int) -> None:
+    """A fault for each 4 KiB takes longer than what is written there."""
+    begin = -(-address // _LARGE_PAGE) * _LARGE_PAGE
+    whole = (address + n_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if (advise := _madvise()) is not None and whole > 0:
+        advise(begin, whole, _MADV_HUGEPAGE)
+
+
+def map_now(buffer: memoryview) -> None:
+    """Let the kernel map all pages of a writable buffer, which begins at a page. Other threads run meanwhile."""
+    if (advise := _madvise()) is not None:
+        advise(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), len(buffer), _MADV_POPULATE_WRITE)
+
+
+@functools.cache
+def _madvise() -> Any:
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is not None:
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return advise
+
+
+# --- the folder and its slots ----------------------------------------------------------------------
 
 _NAME = re.compile(r"ddp-elastic-(\d+)-(\d+)-(\d+)-(\d+)(?:-[a-z0-9_]+)?")
 _SLOT = "local{local_rank}.slot{number}"
@@ -238,7 +271,7 @@ class Slots:
                 slot = self._make(number, n_bytes)
             except OSError:
                 return  # the commit that needs it tries again, and says why it cannot
-            paging.map_now(slot.buffer)
+            map_now(slot.buffer)
             self._made.append((number, slot))
 
     def settle(self) -> None:

@@ -1,23 +1,229 @@
-"""How the images of lost ranks are computed from what other nodes keep.
+"""What other nodes keep of commits: the option, the ranks that keep it, and how lost images are computed from it.
 
-Every rank lists the images and the parity chunks on its node, and the ranks exchange the lists. So all of them make the
-same plan: from which commit the job can resume, which images are missing there, who computes each of them, and from
-which chunks. Damaged chunks are excluded, and the plan is made again.
+    none        nothing: the parts of a lost node are read from disk
+    copies:N    N other nodes have a copy of each part; N nodes can be lost at once
+    code:K+M    a code over groups of K + M nodes or more; M nodes of each group can be lost at once
+    auto        what fits the number of nodes: a copy, or a code that needs less memory
+
+Copies are the code with K = 1.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ddp.elastic.commits import ReadableImage, folder_name, newest
-from ddp.elastic.erasure_code import solve
-from ddp.elastic.stripes import chunk_bytes, chunk_range
+from ddp.elastic.redundancy.erasure_code import MOST, solve
+from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp.elastic.commits import Choice, CommitName, Holdings
+
+# --- the option, and what fits the number of nodes -------------------------------------------------
+
+_FORM = re.compile(r"copies:(\d+)|code:(\d+)\+(\d+)")
+_USE = "use none, auto, copies:N (for example copies:1) or code:K+M (for example code:6+2)"
+_WIDE = 8  # nodes in a group, with auto
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    k: int
+    m: int
+
+    @property
+    def n_nodes(self) -> int:
+        return self.k + self.m
+
+    def __str__(self) -> str:
+        return f"copies:{self.m}" if self.k == 1 else f"code:{self.k}+{self.m}"
+
+
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """What was asked for. `code` is None if it depends on the number of nodes."""
+
+    code: Code | None
+
+
+def parse(text: str) -> Redundancy | None:
+    """None: no redundancy. Raise ValueError if the text has no meaning."""
+    if text in ("", "none"):
+        return None
+    if text == "auto":
+        return Redundancy(None)
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise WrongValue(f"invalid redundancy {text!r}: {_USE}")
+    copies, k, m = (int(each) if each else 0 for each in found.groups())
+    code = Code(1, copies) if found[1] else Code(k, m)
+    if code.k < 1 or code.m < 1:
+        raise WrongValue(f"invalid redundancy {text!r}: numbers begin at 1; {_USE}")
+    if code.n_nodes > MOST:
+        raise WrongValue(f"invalid redundancy {text!r}: a group has at most {MOST} nodes")
+    return Redundancy(code)
+
+
+def fitting(asked: Redundancy, n_nodes: int) -> tuple[Code | None, str]:
+    """Return the code for a job on so many nodes, and what to tell the user if it is not the one that was asked for."""
+    if n_nodes < 2:
+        return None, (
+            "all ranks of a State are on one node, so no other node can keep parts of its commits. If the node is "
+            "lost, the State resumes from disk. Use State(folder=...), or more nodes"
+        )
+    code = asked.code or _automatic(n_nodes)
+    if code.n_nodes <= n_nodes:
+        return code, ""
+    m = min(code.m, n_nodes - 1)
+    less = Code(n_nodes - m, m)
+    return less, (
+        f"{code} needs {code.n_nodes} nodes, and the ranks of a State are on {n_nodes}: commits are kept with {less}, "
+        f"which survives the loss of {_nodes(m)} and needs {1 + m / less.k:.2f} times the memory. Use --redundancy "
+        f"{less} to silence this, or start at least {code.n_nodes} nodes"
+    )
+
+
+def _automatic(n_nodes: int) -> Code:
+    if n_nodes >= _WIDE:
+        return Code(_WIDE - 2, 2)
+    return Code(max(1, n_nodes - 1), 1) if n_nodes > 3 else Code(1, 1)
+
+
+def _nodes(n: int) -> str:
+    return "1 node" if n == 1 else f"{n} nodes"
+
+
+# --- stripes ---------------------------------------------------------------------------------------
+#
+# Which rank keeps what for others: stripes of k data chunks and m parity chunks, each on another node.
+#
+# A *rail* has one rank of each node: the ranks with local index 0 form a rail, those with local index 1 the next
+# one. On a node with fewer ranks, one of them is in several rails; there it only keeps parity. In a rail, the nodes
+# are divided into groups of at least k + m. Each member of a group cuts its image into k chunks. A stripe has m
+# parity chunks, on the members j, j + 1, ..., and a data chunk of each of the next k members, in a circle. So each
+# member has k chunks in as many stripes, and parity of m others: memory and work are equal on all nodes.
+#
+#                  member 0   member 1   member 2   member 3         k = 3, m = 1
+#     stripe 0     parity     chunk 0    chunk 1    chunk 2
+#     stripe 1     chunk 2    parity     chunk 0    chunk 1
+#     ...
+#
+# The nodes of one failure domain (a host, a rack, a unit of --topology) are dealt to different groups, as far as
+# possible.
+
+_ALIGN = 64
+
+Domain = tuple[str, ...]  # from the largest unit to the smallest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is."""
+
+    node: str
+    domain: Domain = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    number: int
+    data: tuple[
+        int | None, ...
+    ]  # the ranks of the data chunks: chunk i of the image is at place i. None: empty
+    parity: tuple[int, ...]  # ranks; the first one computes all parity chunks
+
+
+def chunk_bytes(n_bytes: int, k: int) -> int:
+    """The size of each chunk of an image; the last ones may have less, or nothing."""
+    return -(-n_bytes // (k * _ALIGN)) * _ALIGN
+
+
+def chunk_range(n_bytes: int, k: int, chunk: int) -> tuple[int, int]:
+    """Where a chunk begins and ends in an image of this size."""
+    size = chunk_bytes(n_bytes, k)
+    return min(chunk * size, n_bytes), min((chunk + 1) * size, n_bytes)
+
+
+def layout(places: Sequence[Place], code: Code) -> tuple[Stripe, ...]:
+    """The stripes of a job with at least k + m nodes. `places`: of all ranks."""
+    ranks_of: dict[str, list[int]] = {}
+    domains: dict[str, Domain] = {}
+    for rank, place in enumerate(places):
+        ranks_of.setdefault(place.node, []).append(rank)
+        domains.setdefault(place.node, place.domain)
+    found: list[Stripe] = []
+    groups = _groups(domains, code.n_nodes)
+    for rail in range(max(map(len, ranks_of.values()))):
+        for group in groups:
+            members = [_member(ranks_of[node], rail) for node in group]
+            if any(has_data for _rank, has_data in members):
+                found += _circle(members, code, len(found))
+    return tuple(found)
+
+
+def _member(ranks: list[int], rail: int) -> tuple[int, bool]:
+    """The rank of a node in a rail, and whether its image is protected there."""
+    return ranks[rail % len(ranks)], rail < len(ranks)
+
+
+def _groups(domains: dict[str, Domain], least: int) -> list[list[str]]:
+    """Deal the nodes to groups. Nodes of one domain are neighbours in the sorted list, so they get different groups."""
+    nodes = sorted(domains, key=lambda node: domains[node])
+    n_groups = len(nodes) // least
+    return [_spread(nodes[number::n_groups], domains) for number in range(n_groups)]
+
+
+def _spread(nodes: list[str], domains: dict[str, Domain]) -> list[str]:
+    """Order the nodes of a group so that those of one domain are far from each other in the circle."""
+    met: dict[Domain, int] = {}
+    keys = {}
+    for position, node in enumerate(nodes):
+        turn = met[domains[node]] = met.get(domains[node], -1) + 1
+        keys[node] = (turn, position)
+    return sorted(nodes, key=keys.__getitem__)
+
+
+def _circle(members: list[tuple[int, bool]], code: Code, first: int) -> list[Stripe]:
+    found: list[Stripe] = []
+    size = len(members)
+    for j in range(size):
+        parity = tuple(members[(j + i) % size][0] for i in range(code.m))
+        data = [members[(j + code.m + i) % size] for i in range(code.k)]
+        if any(has_data for _rank, has_data in data):
+            kept = tuple(rank if has_data else None for rank, has_data in data)
+            found.append(Stripe(first + len(found), kept, parity))
+    return found
+
+
+def weak_domains(places: Sequence[Place], stripes: Sequence[Stripe], m: int) -> tuple[Domain, ...]:
+    """The largest domains with so many nodes in one stripe that their loss cannot be repaired.
+
+    A domain that all nodes share is left out: nothing else can be done there.
+    """
+    units = {place.domain[:depth] for place in places for depth in range(1, len(place.domain) + 1)}
+    weak: list[Domain] = []
+    for unit in sorted(units, key=lambda unit: (len(unit), unit)):
+        inside = {rank for rank, place in enumerate(places) if place.domain[: len(unit)] == unit}
+        if len(inside) == len(places) or any(unit[: len(known)] == known for known in weak):
+            continue
+        if len({places[rank].node for rank in inside}) > 1 and any(
+            sum(rank in inside for rank in (*stripe.data, *stripe.parity)) > m for stripe in stripes
+        ):
+            weak.append(unit)
+    return tuple(weak)
+
+
+# --- recovery: from which chunks, and by which rank ------------------------------------------------
+#
+# How the images of lost ranks are computed from what other nodes keep.
+#
+# Every rank lists the images and the parity chunks on its node, and the ranks exchange the lists. So all of them
+# make the same plan: from which commit the job can resume, which images are missing there, who computes each of
+# them, and from which chunks. Damaged chunks are excluded, and the plan is made again.
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,24 +14,58 @@ ways, so the checksum of the data is verified for files. Today's files on disk a
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import os
 import struct
 import warnings
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic import checksums, leaves
 from ddp.elastic.commits import CommitName
-from ddp.elastic.leaves import Leaf
+from ddp.elastic.images import leaves
+from ddp.elastic.images.leaves import Leaf
 from ddp.telemetry.coded import Coded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
+
+# --- checksums -------------------------------------------------------------------------------------
+#
+# The CRC-32 of what commits hold, compiled where the processor has an instruction for it, otherwise with zlib.
+#
+# Both give the same number: which of them has written a file does not matter. The compiled one is limited by the
+# memory, zlib by the processor.
+
+_SHORT = 4096  # bytes for which zlib is as good
+
+
+@functools.cache
+def compiled_checksums() -> ModuleType | None:
+    if os.environ.get("DDP_NATIVE", "1") == "0":
+        return None
+    try:
+        native = import_module("ddp.elastic._checksum")
+    except ImportError:
+        return None
+    return native if native.is_fast() else None
+
+
+def crc32(data: bytes | memoryview, before: int = 0) -> int:
+    """Return the checksum of data. `before`: the checksum of the bytes in front of it."""
+    if len(data) < _SHORT or (native := compiled_checksums()) is None:
+        return zlib.crc32(data, before)
+    return int(native.crc32(data, before))
+
+
+# --- the image -------------------------------------------------------------------------------------
 
 _MAGIC = b"ddpimg01"
 _PROLOGUE = struct.Struct(
@@ -284,5 +318,5 @@ def data_checksum(data: memoryview, before: int = 0) -> int:
     """Return the checksum of data. `before`: the checksum of the bytes in front of it."""
     result = before
     for piece in pieces(data):
-        result = checksums.crc32(piece, result)
+        result = crc32(piece, result)
     return result

@@ -17,13 +17,14 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from ddp.elastic import commits, dcp_metadata, part_file
-from ddp.elastic.image import DamagedImage, head_of
-from ddp.elastic.part_file import FOOTER_BYTES, Index, read_again
+from ddp.elastic import commits
+from ddp.elastic.files import dcp, part_file
+from ddp.elastic.files.part_file import FOOTER_BYTES, Index, read_again
+from ddp.elastic.images.image import DamagedImage, head_of
 
 if TYPE_CHECKING:
-    from ddp.elastic.dcp_metadata import Fragment, Table
-    from ddp.elastic.folder import Folder
+    from ddp.elastic.files.dcp import Fragment, Table
+    from ddp.elastic.files.folders import Folder
 
 _MAGIC = b"ddpmani1"
 _LOOKS, _PAUSE_S = 3, 1.0  # at a store whose listing is stale
@@ -45,22 +46,22 @@ class Manifest:
     pickle: memoryview
 
     def table(self) -> Table:
-        return dcp_metadata.read(self.pickle)
+        return dcp.read(self.pickle)
 
 
 class Maker:
     """Makes manifests. The description of the tensors is kept: it is long, and the same in most commits."""
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[int, ...], Fragment] = ((), dcp_metadata.Fragment(b"", b"", b""))
+        self._known: tuple[tuple[int, ...], Fragment] = ((), dcp.Fragment(b"", b"", b""))
 
     def make(self, indexes: dict[str, Index]) -> bytes:
         """The bytes of a manifest. `indexes`: of all parts in their order, by the names of their files."""
         layouts = tuple(index.layout_sum for index in indexes.values())
         if self._known[0] != layouts:
-            self._known = (layouts, dcp_metadata.fragment(part_file.tables_of(indexes)))
-        values = [dcp_metadata.fragment(index.values(file)) for file, index in indexes.items()]
-        pickled = dcp_metadata.pickled([self._known[1], *values])
+            self._known = (layouts, dcp.fragment(part_file.tables_of(indexes)))
+        values = [dcp.fragment(index.values(file)) for file, index in indexes.items()]
+        pickled = dcp.pickled([self._known[1], *values])
         head = head_of(bytes(next(iter(indexes.values())).sections[0]))
         sizes = tuple(index.footer.file_bytes for index in indexes.values())
         facts = json.dumps(asdict(Facts(head.number, head.lineage, head.world_size, sizes))).encode()

@@ -1,0 +1,1 @@
+"""Logical ranks: a world of a fixed size, whatever the number of processes."""

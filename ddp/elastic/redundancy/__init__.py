@@ -1,0 +1,1 @@
+"""Redundancy of commits in memory: other nodes keep copies or parity of what each rank holds."""
