@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from ddp.elastic.files import inspection
 from ddp.telemetry.coded import Coded
 
 _PATIENCE_S = 20.0  # with a store that does not answer
@@ -42,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
+        from ddp.elastic.files import inspection  # it needs torch, the help does not
+
         if options.command == "export":
             n_tensors = inspection.export(options.source, options.target, options.name, _PATIENCE_S)
             sys.stdout.write(f"wrote {n_tensors} tensors to {options.target}\n")
@@ -57,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _look(name: str, verifies: bool) -> int:
+    from ddp.elastic.files import inspection
+
     (folder, found), code = inspection.listed_at(name, _PATIENCE_S), 0
     if not found:
         scopes = ", ".join(inspection.scopes_in(folder))
