@@ -24,14 +24,14 @@ def modules() -> str:
 
 
 def _package(package: str) -> str:
-    rooms = floor_plan.ROOMS[package]
     lines = [f"\n## {package}\n\n| module | what it is for | core | may import |\n|---|---|---|---|\n"]
     for module in tidy.modules():
         if module.package != package or module.name == package:
             continue
-        room = tidy.room_of(module.name)
-        is_room = module.name == f"{package}.{room}"
-        imports = ", ".join(sorted(rooms.get(room, ()))) or "-" if is_room else ""
+        house = max((each for each in floor_plan.ROOMS if module.name.startswith(f"{each}.")), key=len)
+        room = tidy.room_of(module.name, house)
+        is_room = module.name == f"{house}.{room}"
+        imports = ", ".join(sorted(floor_plan.ROOMS[house].get(room, ()))) or "-" if is_room else ""
         lines.append(
             f"| `{module.name}` | {_purpose(module)} | {'core' if module.is_core else ''} | {imports} |\n"
         )
