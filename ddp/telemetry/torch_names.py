@@ -289,9 +289,9 @@ GROUP_METHODS: dict[str, str] = {
 LAUNCHER: dict[str, str] = {
     "TCPStore(master_listen_fd)": "launcher.template.store: the store serves a socket that listens already",
     "TCPStore(is_master)": "launcher.template.store: whether a store serves or connects, by name or as third argument",
-    "default_generator": "launcher.template.rank: torch's random numbers start anew in each rank",
+    "default_generator": "launcher.template.loop: torch's random numbers start anew in each rank",
     "get_device_module(...).is_initialized": "launcher.template.warm: a process that uses a GPU cannot be forked",
-    "flight recorder, JSON": "launcher.health.recorders: version, entries, pg_config",
+    "flight recorder, JSON": "launcher.health.flight_recorder: version, entries, pg_config",
     "flight recorder, pickle": "launcher.health.flight_recorder: what NCCL's watchdog writes",
     "TORCH_FR_BUFFER_SIZE": "launcher.health.nccl_env: the number of collectives that the flight recorder keeps",
     "TORCH_FR_DUMP_TEMP_FILE": "launcher.health.nccl_env: where NCCL's watchdog writes the recorder",

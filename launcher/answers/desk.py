@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.answers.rank_table import gpu_of, rank_seen
 from launcher.answers.step_watch import Looks, looked
-from launcher.health.native_stacks import native_stacks
-from launcher.health.stacks import stacks_of
+from launcher.health.stacks import native_stacks, stacks_of
 from launcher.machine.small_files import text_of
 from rendezvous.values.questions import (
     CannotAnswer,

@@ -13,6 +13,8 @@ to be paused. If no failure is reported, for example after an error of the netwo
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import time
 from dataclasses import replace
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
 from launcher.failure.watchdog_report import cause_of_asynchronous
-from launcher.health import dumps, nccl_env, ras, ras_report, recorders
+from launcher.health import dumps, flight_recorder, nccl_env, ras_report
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.machine import devices
@@ -29,12 +31,13 @@ from rendezvous.values.rank_view import HELD
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
     from launcher.failure.verdict import RankEnd
     from launcher.health.guards import Continuation
     from rendezvous.values.rank_report import RankReport
+
 
 _STILL_RUNS_S = 2.0
 _REASON_CHARS = 300
@@ -81,7 +84,7 @@ class CommunicationWatch:
         gpus = devices.nvidia_gpus(os.environ) or devices.amd_gpus(os.environ)
         self._ranks.env_for_guards = partial(self._env, bool(gpus))
         if gpus or "NCCL_RAS_ADDR" in os.environ:
-            self._ras_at = ras.address(os.environ)
+            self._ras_at = address(os.environ)
 
     def _env(self, gpus: bool, directory: str, scratch: str) -> dict[str, str]:
         nccl = nccl_env.shared(os.environ) | nccl_env.of_rank(directory, scratch, os.environ)
@@ -152,7 +155,7 @@ class CommunicationWatch:
         _generation, task = self._dump
         await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
-        return await asyncio.to_thread(recorders.with_recorded, reports, found, time.time_ns())
+        return await asyncio.to_thread(flight_recorder.with_recorded, reports, found, time.time_ns())
 
     async def with_dumps(self, generation: int, cause: Cause) -> Cause:
         """Add what all recorders together show, if anything."""
@@ -170,7 +173,7 @@ class CommunicationWatch:
         if self._ras_at is None:
             return ()
         pids = self._ranks.pids()
-        return ras_report.findings(await ras.ask(self._ras_at, dumps.WITHIN_S), pids)
+        return ras_report.findings(await ask(self._ras_at, dumps.WITHIN_S), pids)
 
     # --- errors ------------------------------------------------------------------------------------
 
@@ -228,3 +231,57 @@ def _cause(facts: RankEnd, text: str) -> Cause:
         at=facts.at,
         log=facts.log,
     )
+
+
+# --- NCCL's monitor --------------------------------------------------------------------------------
+#
+# Asks NCCL's own monitor (RAS) on this node for the state of the job's communicators, as JSON.
+
+_ADDRESS, _ENABLED = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
+_DEFAULT = ("localhost", 28028)
+_MAX_BYTES = 16 << 20
+_ASK = (
+    b"CLIENT PROTOCOL 2\n",
+    b"TIMEOUT 1\n",  # for each step on the way to a process that does not respond
+    b"SET FORMAT json\n",
+)
+
+
+def address(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Where the monitor listens; None if it is switched off, or the setting is not an address."""
+    if environ.get(_ENABLED) == "0":
+        return None
+    host, colon, port = environ.get(_ADDRESS, "").rpartition(":")
+    if not colon:
+        return _DEFAULT
+    return (host.strip("[]"), int(port)) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
+
+
+async def ask(where: tuple[str, int], within_s: float) -> object:
+    """Return the parsed answer; None if nothing answers in time, or NCCL is older than 2.28, which has no JSON."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await _ask(where)
+    except (OSError, TimeoutError, ValueError, RecursionError, asyncio.IncompleteReadError):
+        return None
+
+
+async def _ask(where: tuple[str, int]) -> object:
+    reader, writer = await asyncio.open_connection(*where)
+    try:
+        for line in _ASK:
+            writer.write(line)
+            answer = await reader.readline()
+            if not answer.startswith((b"SERVER PROTOCOL", b"OK")):
+                return None
+        writer.write(b"STATUS\n")
+        data = bytearray()
+        while chunk := await reader.read(1 << 16):
+            data += chunk
+            if len(data) > _MAX_BYTES:
+                return None
+        return json.loads(data)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

@@ -8,38 +8,56 @@ run) and /metrics.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
-from dataclasses import replace
+import signal
+import stat
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import daemon_threads
 from launcher.exchange import Phase
+from launcher.failure.verdict import signal_name
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
-from launcher.health.node_health import Health, NodeReading
+from launcher.health.node_health import Disk, Health, Memory, Nic, NodeReading, Throttling
 from launcher.health.phase_times import phase_times
-from launcher.health.rank_timers import RankTimers
-from launcher.health.sampler import Node, Sampler
+from launcher.machine import nvml as nvml_calls
+from launcher.machine.gpu_reading import read
+from launcher.machine.gpu_state import GpuName, visible_indexes
+from launcher.machine.kernel_log import PATH as KERNEL_LOG
+from launcher.machine.kernel_log import KernelLog
+from launcher.machine.xids import Xid, short_bus
+from launcher.output.lines import printable
 from launcher.settings.spec import timer_file
 from launcher.sources.source import Poll, Source
+from launcher.template import scratch, tree
+from launcher.template.cgroup import folders as folders_of
+from launcher.template.tree import process_stat
 from rendezvous.service.web import Web
 from rendezvous.values.events import NodeHealth, PhaseTimesReported
 from rendezvous.values.rank_view import BINS, Histogram
 from rendezvous.values.types import StragglerPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import RankEnded, Supervision
     from launcher.health.pages import Pages
-    from launcher.health.rank_timers import Timer
     from launcher.health.watch import HangWatch
     from launcher.machine.gpu_state import Gpu
+    from launcher.machine.nvml import Nvml
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_time import RankTime
+
 
 _SAMPLE_S = 5.0
 _UNFIT_CHARS = 1000
@@ -213,3 +231,405 @@ class NodeWatch:
         """The ranks of this node have finished their first step after a restart, which took so long part by part."""
         for part, seconds in (*parts_s.items(), ("all", sum(parts_s.values()))):
             self._restarts[part] = self._restarts[part].plus(seconds)
+
+
+# --- samples of the node ---------------------------------------------------------------------------
+#
+# Samples the state of this node periodically, in its own thread. A dead file server or a hanging driver can block
+# this thread, but not the agent.
+#
+# It reads the memory and CPU cgroups (either version) and their ancestors, /proc/meminfo, memory pressure if the
+# kernel reports it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML. Whatever
+# cannot be read is omitted.
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Interfaces that the host creates itself: their drops do not describe the network.
+_NOT_NETWORK = (
+    *("lo", "veth", "docker", "br-", "virbr", "cni", "cali", "flannel", "lxc", "ifb", "dummy", "tap", "tun"),
+    "bonding_masters",
+)
+_IB_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors")
+
+
+class Node:
+    """The sources of one node. `root` is put before /proc and /sys (for tests)."""
+
+    def __init__(self, disks: Sequence[str] = (), poll: Poll | None = None, *, root: str = "") -> None:
+        self._root, self._disks, self._poll = root, tuple(disks), poll
+        self._memory_folders = self._upwards("memory")
+        self._cpu_folders = self._upwards("cpu")
+        self._gpus = open_gpus()
+
+    def _upwards(self, controller: str) -> list[str]:
+        """List the folders from the agent's own cgroup up to the outermost visible one."""
+        folders: list[str] = []
+        for folder in folders_of("self", controller):
+            while os.path.exists(os.path.join(self._root + folder, "cgroup.procs")):
+                folders.append(self._root + folder)
+                folder = os.path.dirname(folder)
+        return folders
+
+    def read(self) -> NodeReading:
+        return NodeReading(
+            at=time.monotonic(),
+            memory=max(self._memories(), key=lambda memory: memory.share, default=None),
+            stalled=self._stalled(),
+            swapped=self._swapped(),
+            throttling=self._throttling(),
+            nics=(*self._nics(), *self._ports()),
+            gpus=self._gpus.read() if self._gpus is not None else (),
+            disks=tuple(_disks(self._disks)),
+            outside=self._poll.latest if self._poll is not None else (),
+        )
+
+    # --- memory --------------------------------------------------------------------------------------
+
+    def _memories(self) -> Iterator[Memory]:
+        machine = _table(f"{self._root}/proc/meminfo")
+        total = machine.get("MemTotal:", 0) << 10
+        kills = 0
+        for folder in self._memory_folders:
+            memory = _of_cgroup(folder, total)
+            if memory is not None:
+                kills = max(kills, memory.oom_kills)
+                yield memory
+        if total:
+            used = total - (machine.get("MemAvailable:", 0) << 10)
+            yield Memory("the machine's memory", used, total, kills)
+
+    def _stalled(self) -> float:
+        for folder in (*self._memory_folders, f"{self._root}/proc/pressure"):
+            name = "memory" if folder.endswith("/pressure") else "memory.pressure"
+            for line in _read(f"{folder}/{name}").splitlines():
+                if line.startswith("full "):
+                    return float(line.split()[1].partition("=")[2])
+        return 0.0
+
+    def _swapped(self) -> int:
+        counts = _table(f"{self._root}/proc/vmstat")
+        return (counts.get("pswpin", 0) + counts.get("pswpout", 0)) * _PAGE_BYTES
+
+    # --- CPU -----------------------------------------------------------------------------------------
+
+    def _throttling(self) -> Throttling | None:
+        for folder in self._cpu_folders:
+            words = _read(f"{folder}/cpu.max").split()
+            if not words:
+                words = [_read(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
+            if not all(word.isdecimal() for word in words):
+                continue  # "max", or -1: no quota here
+            counts = _table(f"{folder}/cpu.stat")
+            cpus = int(words[0]) / int(words[1])
+            return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), cpus)
+        return None
+
+    # --- network -------------------------------------------------------------------------------------
+
+    def _nics(self) -> Iterator[Nic]:
+        for line in _read(f"{self._root}/proc/net/dev").splitlines()[2:]:
+            name, _, numbers = line.partition(":")
+            name, counts = name.strip(), numbers.split()
+            if not name.startswith(_NOT_NETWORK) and len(counts) >= 12:
+                carrier = _read(f"{self._root}/sys/class/net/{name}/carrier").strip() == "1"
+                errors, drops = int(counts[2]) + int(counts[10]), int(counts[3]) + int(counts[11])
+                yield Nic(name, errors, drops, carrier)
+
+    def _ports(self) -> Iterator[Nic]:
+        infiniband = f"{self._root}/sys/class/infiniband"
+        with suppress(OSError):
+            for device in sorted(os.listdir(infiniband)):
+                for port in sorted(os.listdir(f"{infiniband}/{device}/ports")):
+                    place = f"{infiniband}/{device}/ports/{port}"
+                    errors = [_read(f"{place}/counters/{each}").strip() for each in _IB_ERRORS]
+                    total = sum(int(each) for each in errors if each.isdecimal())
+                    up = _read(f"{place}/state").startswith("4:")
+                    yield Nic(f"{device}/{port}", total, 0, up)
+
+
+def _of_cgroup(folder: str, machine: int) -> Memory | None:
+    """Return None if the cgroup has no limit below the machine's memory."""
+    second = os.path.exists(f"{folder}/memory.max")
+    limit = _read(f"{folder}/{'memory.max' if second else 'memory.limit_in_bytes'}").strip()
+    if not limit.isdecimal() or not 0 < int(limit) < machine:
+        return None
+    used = _read(f"{folder}/{'memory.current' if second else 'memory.usage_in_bytes'}").strip()
+    counts = _table(f"{folder}/memory.stat")
+    droppable = ("inactive_file", "slab_reclaimable") if second else ("total_inactive_file",)
+    kills = _table(f"{folder}/{'memory.events' if second else 'memory.oom_control'}").get("oom_kill", 0)
+    taken = int(used) if used.isdecimal() else 0
+    free = sum(counts.get(name, 0) for name in droppable)
+    return Memory("the cgroup's limit", max(0, taken - free), int(limit), kills)
+
+
+def _disks(paths: Sequence[str]) -> Iterator[Disk]:
+    for path in paths:
+        with suppress(OSError):
+            found = os.statvfs(path)
+            yield Disk(path, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def _table(path: str) -> dict[str, int]:
+    """Read a file whose lines begin with a name and a number."""
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
+
+
+def _read(path: str) -> str:
+    """Return "" if the file cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 1 << 16).decode(errors="replace")
+    except OSError:  # for example the carrier of an interface that is down
+        return ""
+    finally:
+        os.close(fd)
+
+
+class Sampler:
+    """Calls `report` in its own thread after each sample. `pause_s` is the time between samples."""
+
+    def __init__(
+        self,
+        node: Callable[[], Node],
+        report: Callable[[NodeReading], None],
+        pause_s: float,
+        boundary: ErrorBoundary,
+    ) -> None:
+        self.pause_s = pause_s
+        self._node, self._report, self._boundary = node, report, boundary
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread without waiting: it may be blocked in a read."""
+        self._over.set()
+
+    def _run(self) -> None:
+        node = self._boundary.called("reading the state of the node", self._node, None)
+        while node is not None and not self._over.is_set():
+            reading = self._boundary.called("reading the state of the node", node.read, None)
+            if reading is not None and not self._over.is_set():
+                self._report(reading)
+            self._over.wait(self.pause_s)
+
+
+# --- GPUs ------------------------------------------------------------------------------------------
+#
+# Reads the GPUs of this node for each sample, with NVML; without a driver there is no GPU data.
+#
+# Xid errors come from the kernel log if it is readable, because its lines also name the program. Otherwise NVML
+# delivers their numbers as events.
+
+_MOST_XIDS = 16
+_XID_EVENT = 0x8
+_EVENT = struct.Struct("@PQQII")  # device, type, data, and which part of a divided GPU
+
+
+def open_gpus(
+    library: str = nvml_calls.LIBRARY, kernel_log: str = KERNEL_LOG, environ: Mapping[str, str] | None = None
+) -> Gpus | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES of `environ` (default: of this process) selects."""
+    try:
+        visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+        return Gpus(nvml_calls.Nvml(library), kernel_log, visible)
+    except (OSError, nvml_calls.NvmlError):  # no driver, or it does not respond
+        return None
+
+
+class Gpus:
+    def __init__(self, nvml: Nvml, kernel_log: str, visible: str | None) -> None:
+        self._nvml = nvml
+        handles = [nvml.handle("nvmlDeviceGetHandleByIndex_v2", index) for index in range(nvml.count())]
+        known = [GpuName("", () if each is None else nvml_calls.uuids_of(nvml, each)) for each in handles]
+        self._indexes = tuple(sorted(set(visible_indexes(visible, known))))
+        self._log: KernelLog | None = None
+        self._events: Any = None
+        if self._indexes:
+            with suppress(OSError):
+                self._log = KernelLog(kernel_log, from_end=True)
+            if self._log is None:
+                self._events = self._watched()
+
+    def _watched(self) -> Any:
+        """Return the set of Xid events, or None if the driver does not support it."""
+        import ctypes
+
+        nvml = self._nvml
+        events = nvml.handle("nvmlEventSetCreate")
+        watched = [
+            nvml.code("nvmlDeviceRegisterEvents", device, ctypes.c_ulonglong(_XID_EVENT), events)
+            for index in self._indexes
+            if events is not None
+            if (device := nvml.handle("nvmlDeviceGetHandleByIndex_v2", index)) is not None
+        ]
+        return events if nvml_calls.OK in watched else None
+
+    def read(self) -> tuple[Gpu, ...]:
+        """The GPUs, with the Xid errors since the previous call."""
+        found = tuple(read(self._nvml, index) for index in self._indexes)
+        xids = self._log.xids() if self._log is not None else self._events_since()
+        return tuple(replace(gpu, xids=_of_gpu(gpu, xids)) for gpu in found) if xids else found
+
+    def _events_since(self) -> tuple[Xid, ...]:
+        xids: list[Xid] = []
+        for _ in range(_MOST_XIDS if self._events is not None else 0):
+            event = self._nvml.record("nvmlEventSetWait_v2", self._events, size=_EVENT.size, more=(0,))
+            if not event:  # a timeout: nothing has happened
+                break
+            device, _, number, *_ = _EVENT.unpack(event)
+            xids.append(Xid(short_bus(self._bus_of(device)), number))
+        return tuple(xids)
+
+    def _bus_of(self, device: int) -> str:
+        import ctypes
+
+        return nvml_calls.address_of(self._nvml, ctypes.c_void_p(device)) or "0000:00:00.0"
+
+
+def _of_gpu(gpu: Gpu, xids: tuple[Xid, ...]) -> tuple[Xid, ...]:
+    return tuple(xid for xid in xids if gpu.bus and xid.bus == short_bus(gpu.bus))
+
+
+# --- times and limits of ranks ---------------------------------------------------------------------
+#
+# `torch.distributed.elastic.timer`: a rank sets a timer for an operation; the agent kills it if the timer expires.
+#
+# The protocol is torchrun's: a named pipe, into which a rank writes a line of JSON for each timer that begins or
+# ends. Unlike torchrun's agent, this agent does not end itself together with the rank. The rank has failed, and the
+# usual failure handling follows.
+#
+# The agent opens a pidfd at the first timer of a process, so that it never signals a different process with a reused
+# PID. The process must be below the zygote, because a PID from inside a container can belong to another process on
+# the host. A timer wakes the agent once, when it expires.
+
+_READ = 1 << 16  # a line is at most PIPE_BUF: 4096
+_LONGEST_S = 1e9
+_LOOK_AGAIN_S, _LOOKS = 0.25, 20
+
+
+class Timer(NamedTuple):
+    pid: int
+    scope: str  # the timer's name
+    ends_at: float  # wall-clock time; below 0: the timer has ended
+    signum: int  # 0: report only, without a signal
+
+    @property
+    def in_words(self) -> str:
+        action = f"; its process got {signal_name(self.signum)}" if self.signum else ""
+        return f'timer "{printable(self.scope)}" (torch.distributed.elastic.timer) expired{action}'
+
+
+def parse_line(line: bytes) -> Timer | None:
+    """Return None if the line does not have the format of torch's timer client."""
+    try:
+        content = json.loads(line)
+        pid, ends_at, asked = int(content["pid"]), float(content["expiration_time"]), int(content["signal"])
+        signum = signal.Signals(asked) if asked > 0 else 0
+        return Timer(pid, str(content["scope_id"]), ends_at, signum) if pid > 0 else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+@dataclass(slots=True)
+class _Process:
+    fd: int
+    timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+
+
+class RankTimers:
+    """The timers of this node's ranks. `expired` receives each expired timer before its process gets a signal.
+
+    `rank_pids` returns the processes of the ranks that live.
+    """
+
+    def __init__(
+        self, path: str, expired: Callable[[Timer], None], rank_pids: Callable[[], Iterable[int]]
+    ) -> None:
+        """Raise `OSError` if the pipe cannot be created. An existing pipe is from an earlier run and is replaced."""
+        self._path, self._expired, self._rank_pids = path, expired, rank_pids
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[int, _Process] = {}
+        self._unknown: dict[
+            tuple[int, str], asyncio.TimerHandle
+        ] = {}  # timers of processes that may be found later
+        scratch.ensure(os.path.dirname(path))
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISFIFO(os.lstat(path).st_mode):
+                os.unlink(path)
+        os.mkfifo(path, 0o600)
+        # The agent also opens the pipe for writing, so that it never reaches the end of the stream.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._rest = b""
+        self._loop.add_reader(self._fd, self._listen)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        for pid in list(self._processes):
+            self._forget(pid)
+        for waiting in self._unknown.values():
+            waiting.cancel()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _listen(self) -> None:
+        *lines, rest = (self._rest + os.read(self._fd, _READ)).split(b"\n")
+        self._rest = rest[-_READ:]
+        for line in lines:
+            timer = parse_line(line)
+            if timer is not None:
+                self._note(timer)
+
+    def _note(self, timer: Timer, looks: int = _LOOKS) -> None:
+        process = self._processes.get(timer.pid)
+        if process is not None and (begun := process.timers.pop(timer.scope, None)):
+            begun.cancel()
+        if (waiting := self._unknown.pop((timer.pid, timer.scope), None)) is not None:
+            waiting.cancel()
+        if timer.ends_at < 0:
+            return
+        if process is not None or self._found(timer.pid):
+            self._begin(timer)
+        elif looks:  # the pipe may be faster than the zygote's report that a rank has started
+            again = self._loop.call_later(_LOOK_AGAIN_S, self._note, timer, looks - 1)
+            self._unknown[timer.pid, timer.scope] = again
+
+    def _found(self, pid: int) -> bool:
+        # Their parent is the zygote. It need not be a child of this process: see `launcher.warm_pool`.
+        stats = [process_stat(each) for each in self._rank_pids()]
+        roots = {os.getpid(), *(stat.parent for stat in stats if stat is not None)}
+        if all(pid not in tree.descendants(root) for root in roots):
+            return False
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return False  # the process has ended
+        self._processes[pid] = _Process(fd)
+        self._loop.add_reader(fd, self._forget, pid)  # called when it ends
+        return True
+
+    def _begin(self, timer: Timer) -> None:
+        in_s = min(max(0.0, timer.ends_at - time.time()), _LONGEST_S)
+        handle = self._loop.call_later(in_s, self._expire, timer)
+        self._processes[timer.pid].timers[timer.scope] = handle
+
+    def _expire(self, timer: Timer) -> None:
+        process = self._processes[timer.pid]
+        del process.timers[timer.scope]
+        self._expired(timer)
+        if timer.signum:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(process.fd, timer.signum)
+
+    def _forget(self, pid: int) -> None:
+        process = self._processes.pop(pid)
+        self._loop.remove_reader(process.fd)
+        os.close(process.fd)
+        for handle in process.timers.values():
+            handle.cancel()

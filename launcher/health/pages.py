@@ -12,17 +12,19 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from launcher.health import page
-from launcher.health.freezer import is_frozen
+from launcher.template.cgroup import folders
 from launcher.template.tree import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
 from rendezvous.values.types import Reached
 
 if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView, Repeat
+
 
 _VARIABLE = "DDP_STATUS_PAGE"
 _IDLE_SHARE = 0.02  # of a CPU: a process that only waits uses at most this much, with all its threads
@@ -185,3 +187,23 @@ def _wchan(pid: int) -> str:
         name = file.read().strip()
         return "" if name == "0" else name
     return ""
+
+
+# --- frozen processes ------------------------------------------------------------------------------
+#
+# Whether a cgroup freezer (`docker pause`) has frozen a process. The process state does not show it.
+
+_SIGNS = (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN"))  # versions 2 and 1
+
+
+def is_frozen(pid: int) -> bool:
+    return any(map(_is_frozen, folders(pid, "freezer")))
+
+
+def _is_frozen(folder: str) -> bool:
+    """The root cgroup has neither cgroup.events nor freezer.state, because it cannot be frozen."""
+    for name, sign in _SIGNS:
+        with suppress(OSError, UnicodeDecodeError):
+            if sign in Path(os.path.join(folder, name)).read_text().splitlines():
+                return True
+    return False

@@ -14,7 +14,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.joining import addresses
-from launcher.joining.endpoint import (
+from launcher.joining.join import (
     Deployed,
     Embedded,
     Endpoint,

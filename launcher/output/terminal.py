@@ -9,7 +9,7 @@ What the reader does not take is queued, up to QUEUE_LIMIT. What happens then de
 * A terminal: the writer waits for a share of the time that has passed, so that a slow terminal delays a rank by at most
   that share. Then lines are skipped, and a message reports how many and where they are.
 * A pipe, a socket or a file: no line is skipped. `is_full` asks the caller to bring no more lines until `has_room`
-  (launcher/output/throttle.py).
+  (launcher/output/logs.py).
 
 Lines go out in writes of at most PIPE_BUF, cut between lines. A pipe takes such a write as
 one, so lines stay whole even if other processes write to the same pipe. Lines that a full disk does not take are

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def timer_file(scratch: str, environ: Mapping[str, str]) -> str:
-    """A named pipe; see launcher/health/rank_timers.py."""
+    """A named pipe; see launcher/health/node_watch.py."""
     return environ.get("TORCHELASTIC_TIMER_FILE") or f"{scratch}/timers"
 
 

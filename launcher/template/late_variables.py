@@ -1,6 +1,6 @@
 """Variables that a script sets before it imports torch. The zygote has imported torch without them.
 
-The launcher searches the script for such variables before it starts (`launcher.ranks.early_variables`), but not the
+The launcher searches the script for such variables before it starts (`launcher.ranks.zygote`), but not the
 packages that are installed. So a rank compares the variables when the script first imports torch. It cannot start anew
 then, because it would repeat what the script has done. It tells the zygote, and the agent warns the user.
 

@@ -2,7 +2,7 @@
 
 `says` is the class that the thread confirms, or "" if the line alone does not show a cause: then nothing may
 be guessed.
-`between`: the fault may be at either end of a connection. The table of `launcher/failure/device_symptoms.py` was
+`between`: the fault may be at either end of a connection. The table of `launcher/failure/symptoms.py` was
 written with the lines of DEVELOPED at hand. Those of HELD_OUT were collected after it was finished: 27 lines, of which
 it judged 22 as their threads do, left 4 unknown, and judged 1 wrong, a harmless warning of RDMA (`ibv_set_ece`). This
 one is now among DEVELOPED.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.failure.device_symptoms import TABLE, Restart, symptom
+from launcher.failure.symptoms import TABLE, Restart, symptom
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import nccl_env
 from launcher.machine.xids import XIDS, xid_in

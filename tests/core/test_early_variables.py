@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.ranks.early_variables import early_variable
+from launcher.ranks.zygote import early_variable
 from launcher.settings.spec import EntryKind, EntryPoint
 
 if TYPE_CHECKING:

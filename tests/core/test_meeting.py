@@ -1,6 +1,6 @@
 import pytest
 
-from launcher.joining.endpoint import (
+from launcher.joining.join import (
     Deployed,
     Embedded,
     Endpoint,

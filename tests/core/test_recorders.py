@@ -7,8 +7,7 @@ import json
 from test_flight_recorder import RECORDED, entry, plain
 
 from launcher.health.dumps import parsed
-from launcher.health.flight_recorder import Dump, dump_of, with_members
-from launcher.health.recorders import with_recorded
+from launcher.health.flight_recorder import Dump, dump_of, with_members, with_recorded
 from rendezvous.codec import encode
 from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import GroupView

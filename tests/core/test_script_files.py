@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.ranks import script_files
+from launcher.ranks import editions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_script_and_what_it_imports_from_its_folder_belong_to_it(folder: Path) -> None:
-    found = script_files.read(str(folder / "train.py"))
+    found = editions.read(str(folder / "train.py"))
     assert set(found.contents) == {
         *("train.py", "helper.py", "deeper.py", "models/net.py", "models/parts.py", "plugins/one.py"),
     }
@@ -51,24 +51,24 @@ def test_the_script_and_what_it_imports_from_its_folder_belong_to_it(folder: Pat
 
 
 def test_what_has_changed(folder: Path) -> None:
-    before = script_files.read(str(folder / "train.py"))
+    before = editions.read(str(folder / "train.py"))
     assert before.changed_since(before) == []
     (folder / "deeper.py").write_text("WORD = 'two'")
     (folder / "models" / "more.py").write_text("")
     (folder / "plugins" / "one.py").unlink()
-    after = script_files.read(str(folder / "train.py"))
+    after = editions.read(str(folder / "train.py"))
     assert after.changed_since(before) == ["deeper.py", "models/more.py", "plugins/one.py"]
     assert after.checksum != before.checksum
 
 
 def test_a_script_that_is_gone_is_named(folder: Path) -> None:
-    with pytest.raises(script_files.ScriptUnreadable, match=r"cannot read .*gone\.py: No such file"):
-        script_files.read(str(folder / "gone.py"))
+    with pytest.raises(editions.ScriptUnreadable, match=r"cannot read .*gone\.py: No such file"):
+        editions.read(str(folder / "gone.py"))
 
 
 def test_too_many_files_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_files, "_MOST_FILES", 3)
-    assert "has more than 3 files" in script_files.read(str(folder / "train.py")).left_out
+    monkeypatch.setattr(editions, "_MOST_FILES", 3)
+    assert "has more than 3 files" in editions.read(str(folder / "train.py")).left_out
 
 
 @pytest.mark.parametrize("python", ["", "other"])
@@ -82,13 +82,13 @@ def test_too_many_files_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_file_that_cannot_be_compiled_is_named_with_its_line(
     folder: Path, name: str, text: str, line: int, error: str, python: str
 ) -> None:
-    before = script_files.read(str(folder / "train.py"))
-    assert script_files.problem(before, []) == ""
+    before = editions.read(str(folder / "train.py"))
+    assert editions.problem_of(before, []) == ""
     (folder / name).write_text(text)
-    after = script_files.read(str(folder / "train.py"))
+    after = editions.read(str(folder / "train.py"))
     other = folder / "python"
     other.symlink_to(sys.executable)
-    found = script_files.problem(after, after.changed_since(before), str(other) if python else "")
+    found = editions.problem_of(after, after.changed_since(before), str(other) if python else "")
     assert name in found
     assert f"line {line}" in found
     assert error in found
@@ -97,20 +97,20 @@ def test_a_file_that_cannot_be_compiled_is_named_with_its_line(
 def test_an_unchanged_file_that_cannot_be_compiled_is_no_obstacle(folder: Path) -> None:
     """A folder may have files that are never imported."""
     (folder / "models" / "template.py").write_text("class {{ name }}: pass")
-    found = script_files.read(str(folder / "train.py"))
-    assert script_files.problem(found, ["helper.py"]) == ""
+    found = editions.read(str(folder / "train.py"))
+    assert editions.problem_of(found, ["helper.py"]) == ""
 
 
 def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
-    found = script_files.read(str(folder / "train.py"))
-    assert "/no/python cannot compile the script" in script_files.problem(found, [], "/no/python")
+    found = editions.read(str(folder / "train.py"))
+    assert "/no/python cannot compile the script" in editions.problem_of(found, [], "/no/python")
 
 
 def test_copies_run_beside_links_to_all_else(folder: Path, tmp_path: Path) -> None:
-    kept = script_files.read(str(folder / "train.py"))
+    kept = editions.read(str(folder / "train.py"))
     (folder / "deeper.py").write_text("WORD = 'two'")
     (folder / "train.py").write_text("broken(")
-    script = script_files.write(kept, str(tmp_path / "copies"))
+    script = editions.write(kept, str(tmp_path / "copies"))
     program = (
         f"import sys, runpy; sys.path[0] = {str(tmp_path / 'copies')!r}; import helper; print(helper.WORD)"
     )

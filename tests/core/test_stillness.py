@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.signs import Signs
 from launcher.health.stack_text import is_local_work, without_doubt
 from launcher.health.stall_detection import (
+    Signs,
     Watch,
     early_questions,
     excused,

@@ -21,12 +21,11 @@ from launcher.failure.watchdog_report import cause_of_asynchronous
 from launcher.health import dumps, page, ras_report, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
-from launcher.health.flight_recorder import NotADump, analysed
+from launcher.health.flight_recorder import NotADump, analysed, with_recorded
 from launcher.health.node_health import Health
 from launcher.health.phase_times import phase_times
-from launcher.health.recorders import with_recorded
 from launcher.health.stall_detection import Watch, look, reports
-from launcher.joining.endpoint import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
+from launcher.joining.join import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
 from launcher.output import lines as output
 from launcher.output import stream_view
 from launcher.output.stream_view import StreamView

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from launcher.health.gpus import open_gpus
+from launcher.health.node_watch import open_gpus
 from launcher.machine.gpu_reading import read_all, read_layout
 from launcher.machine.gpu_state import in_words
 from launcher.machine.nvml import driver

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from launched import Launched
 
-from launcher.health import ras
+from launcher.health import communication
 from launcher.health.ras_report import MAX_FINDINGS, findings
 
 if TYPE_CHECKING:
@@ -151,14 +151,16 @@ def as_2_24(line: bytes) -> bytes:
 def test_what_is_asked(reply: Callable[[bytes], bytes], is_known: bool) -> None:
     async def ask() -> object:
         async with await served(reply) as server:
-            return await ras.ask(server.sockets[0].getsockname()[:2], _WITHIN_S if is_known else 0.2)
+            return await communication.ask(
+                server.sockets[0].getsockname()[:2], _WITHIN_S if is_known else 0.2
+            )
 
     found = asyncio.run(ask())
     assert found == (answer(rank(0)) if is_known else None)
 
 
 def test_nobody_answers() -> None:
-    assert asyncio.run(ras.ask(("127.0.0.1", 1), _WITHIN_S)) is None
+    assert asyncio.run(communication.ask(("127.0.0.1", 1), _WITHIN_S)) is None
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_nobody_answers() -> None:
     ],
 )
 def test_where_it_listens(environ: dict[str, str], where: tuple[str, int] | None) -> None:
-    assert ras.address(environ) == where
+    assert communication.address(environ) == where
 
 
 # --- a job ---------------------------------------------------------------------------------------------

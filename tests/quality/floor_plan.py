@@ -17,18 +17,16 @@ CORE = {
             "answers exchange failure health hosts joining machine notify output plan progress ranks settings sources "
             "replaying supervision version"
         ).split(),
-        *within(
-            "failure", "crash_text device_symptoms hidden_modules story symptoms verdict watchdog_report"
-        ),
+        *within("failure", "crash_text hidden_modules story symptoms verdict watchdog_report"),
         *within(
             "health",
-            "exposition flight_recorder nccl_env node_health page phase_times ras_report recorders "
-            "signs stack_text "
+            "exposition flight_recorder nccl_env node_health page phase_times ras_report "
+            "stack_text "
             "stall_detection step_rate stop_rules time_ledger",
         ),
         *within("answers", "rank_table restart_clock step_watch"),
         *within("hosts", "command_lines"),
-        *within("joining", "endpoint join"),
+        *within("joining", "join"),
         *within("machine", "gpu_state xids"),
         *within("notify", "job_events traces"),
         *within(
@@ -276,7 +274,7 @@ APART = "rendezvous.torchrun"
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
-        *("warm", "plain", "loop", "rank", "store", "hook", "script_start"),
+        *("warm", "plain", "loop", "store", "hook", "script_start"),
         *("learning", "late_variables", "pooled", "freshness", "forking"),
     )
 }
@@ -318,6 +316,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.store.etcd_owner": "with its importer it would have more lines than a file may have",
     "rendezvous.web.feed": "with its importer it would have more lines than a file may have",
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
+    "launcher.health.dumps": "people run it: `python -m launcher.health.dumps`, in docs/communication-errors.md",
     "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
     "ddp.elastic.redundancy.parity": "the rounds of protection and the arithmetic on chunks would be over 900 lines",
     "ddp.elastic.survivor": "a theory of its own: what is left of a step that was interrupted",

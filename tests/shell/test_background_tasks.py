@@ -11,7 +11,7 @@ import pytest
 
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, Inspected, LastInspected, StacksTaken
-from launcher.health.sampler import Sampler
+from launcher.health.node_watch import Sampler
 from launcher.wiring import BackgroundTasks
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import Cause, FailureClass

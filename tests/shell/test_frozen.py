@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from launched import eventually
 
-from launcher.health.freezer import is_frozen
+from launcher.health.pages import is_frozen
 from launcher.template.cgroup import folders as folders_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from nvml_fake import FakeDriver
 
-from launcher.health.gpus import open_gpus
 from launcher.health.node_health import Health, NodeReading, evaluate
+from launcher.health.node_watch import open_gpus
 from launcher.machine.gpu_reading import read_layout
 from launcher.machine.gpu_state import in_words
 from launcher.machine.nvml import Nvml, NvmlError

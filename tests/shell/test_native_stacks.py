@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.native_stacks import native_stacks
-from launcher.health.stack_tools import find
+from launcher.health.stacks import find, native_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from launched import eventually
 from ports import free_port
 
 from launcher.health.node_health import MIB, Memory, Nic, Throttling
-from launcher.health.sampler import Node
+from launcher.health.node_watch import Node
 from launcher.template.cgroup import folders as folders_of
 from rendezvous.service.web import Web
 

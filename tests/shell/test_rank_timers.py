@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.rank_timers import RankTimers, Timer, parse_line
+from launcher.health.node_watch import RankTimers, Timer, parse_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from launched import SOON_S
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 from test_logs import await_drained, label, write_all
 
-from launcher.output import rank_stream, stream_view
+from launcher.output import logs, stream_view
 from launcher.output.logs import LogPump
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
@@ -59,7 +59,7 @@ def test_a_stream_is_a_pipe_if_it_cannot_be_a_terminal(
     if why == "dumb terminal":
         monkeypatch.setenv("TERM", "dumb")
     if why == "limit":
-        monkeypatch.setattr(rank_stream, "TERMINALS_LIMIT", 0)
+        monkeypatch.setattr(logs, "TERMINALS_LIMIT", 0)
     if why == "system":
         monkeypatch.setattr(os, "openpty", none_left)
     pump = pump_on(seen, tmp_path, LogSpec(prefix="", terminal="never" if why == "option" else "auto"))
@@ -77,7 +77,7 @@ def test_a_stream_is_a_pipe_if_it_cannot_be_a_terminal(
 def test_terminals_are_given_back(
     seen: SeenTerminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_stream, "TERMINALS_LIMIT", 2)
+    monkeypatch.setattr(logs, "TERMINALS_LIMIT", 2)
     pump = pump_on(seen, tmp_path, LogSpec())
     for generation in range(5):
         fds = pump.open_rank(label(0, generation))
