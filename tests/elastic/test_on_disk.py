@@ -113,7 +113,7 @@ def test_nothing_whole_is_left(folder: Path, caplog: pytest.LogCaptureFixture) -
 def test_flushed_at_exit_and_only_the_last_are_kept(tmp_path: Path) -> None:
     """The script never waits for the writer itself, and never says goodbye."""
     script = (
-        "import os, sys, torch\nfrom ddp import elastic\nfrom ddp.elastic import scratch\n"
+        "import os, sys, torch\nfrom ddp import elastic\nfrom ddp.elastic.images import scratch\n"
         "state = elastic.State(x=torch.ones(1 << 20), step=0, folder=sys.argv[1], disk_every=2, keep=2)\n"
         "state.resume()\n"
         "state.commit()\n"

@@ -262,7 +262,7 @@ def test_a_process_that_continues_starts_anew_until_its_next_step(pages: Pages) 
     """It waits for the ranks that were started for it. That is no repeated step, and no communication of one."""
     program = """
     from types import SimpleNamespace
-    from ddp.elastic import healing
+    from ddp.elastic import state
     from ddp.groups import reform
     from ddp.telemetry import guard
     order = SimpleNamespace(environment={})
@@ -283,7 +283,7 @@ def test_a_process_that_continues_starts_anew_until_its_next_step(pages: Pages) 
         page.mark(s.OPTIMIZER)
         page.step()
 
-    healing.run(attempt)
+    state.run_healing(attempt)
     """
     view = after(pages, program)
     times = dict(view.phase_times)
