@@ -19,7 +19,7 @@ from rendezvous.rounds import hang_examination, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
 from rendezvous.rounds.orders import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
-from rendezvous.rounds.sealing import end_incomplete_round, seal, tell_progress
+from rendezvous.rounds.sealing import STORE_TIMEOUT_S, end_incomplete_round, seal, tell_progress
 from rendezvous.rounds.stopping import (
     abort,
     finish_if_all_did,
@@ -143,6 +143,8 @@ def _report(
     now: float,
 ) -> Result:
     member = _live_member(state, event.agent)
+    if member is None and isinstance(event, StoreOpened | AgentStopped) and not member_of(state, event.agent):
+        return renew_lease(state, event.agent, now)  # tells it: on one machine no heartbeat would
     if member is None or event.generation != state.generation:
         return state, ()
     if member.node_rank is None:
@@ -311,9 +313,8 @@ def _settle(state: JobState, now: float) -> Result:
 def _give_up(state: JobState, now: float) -> Result:
     if state.phase is Phase.SEALED:
         keeper = [m for m in state.members.values() if m.node_rank == 0]
-        reason = (
-            f"did not open its TCPStore within {spec_of(state).join_timeout_s:g} s (see the log of its agent)"
-        )
+        limit_s = max(spec_of(state).join_timeout_s, STORE_TIMEOUT_S)
+        reason = f"did not open its TCPStore within {limit_s:g} s (see the log of its agent)"
         return lose(state, keeper, reason, now)
     return seal(state, now) if present(state) >= state.min_nodes else end_incomplete_round(state)
 

@@ -52,6 +52,7 @@ from rendezvous.values.types import (
     Cause,
     Decision,
     DecisionKind,
+    JobSpec,
     Outcome,
     Placement,
     Recover,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     NaturalKey = tuple[tuple[int, int, str], ...]
 
 
+STORE_TIMEOUT_S = 600.0  # to open the store; a longer --join-timeout counts instead
 PROGRESS_S = 1.0  # the shortest interval between two progress messages to waiting agents
 
 
@@ -175,7 +177,7 @@ def seal(state: JobState, now: float) -> Result:
         time=goodput.next_generation(state.time, held_ranks(state)),
         decision=None,
         timers=Timers(
-            give_up_at=now + spec_of(state).join_timeout_s,
+            give_up_at=_store_due(world, spec_of(state), now),
             lease_check_at=state.timers.lease_check_at,
             readmit_at=state.timers.readmit_at,
         ),
@@ -185,6 +187,11 @@ def seal(state: JobState, now: float) -> Result:
         messages += [Tell(p.agent, Notice(generation, differ)) for p in world.placements]
     left_out = [Tell(m.agent, waiting(state, m)) for m in by_arrival(state) if m.node_rank is None]
     return state, (Persist(), *messages, *left_out)
+
+
+def _store_due(world: World, spec: JobSpec, now: float) -> float | None:
+    """When the node that opens the store counts as lost: it imports torch first. If it is alone nobody waits."""
+    return None if len(world.placements) == 1 else now + max(spec.join_timeout_s, STORE_TIMEOUT_S)
 
 
 def _without_heal_or_restart(state: JobState, chosen: list[Member], now: float) -> Result | None:

@@ -354,6 +354,25 @@ def test_only_node_rank_0_opens_the_store_and_only_once() -> None:
         assert story.happens(early).state is sealed
 
 
+def test_a_node_that_is_alone_may_import_torch_for_as_long_as_it_takes() -> None:
+    story = Story(spec(1, join_timeout_s=2.0)).joins("a").passes(10_000)
+    assert story.runs().state.phase is Phase.RUNNING
+
+
+def test_a_short_join_timeout_does_not_limit_the_start_of_the_store() -> None:
+    story = Story(spec(2, join_timeout_s=2.0)).joins("a", "b").passes(500)
+    assert story.runs().state.phase is Phase.RUNNING
+
+
+def test_an_agent_that_stops_too_late_is_told_to_join_again() -> None:
+    story = Story(spec(1)).joins("a").runs().fails("a", 0).passes(50)
+    assert not story.state.members
+    (told,) = story.stop("a").told("a")
+    assert isinstance(told, Refused)
+    assert told.retryable
+    assert story.joins("a", life=2).state.phase is Phase.SEALED
+
+
 def test_a_store_that_never_opens_costs_its_node_the_place() -> None:
     story = Story(spec(2, join_timeout_s=600.0)).joins("a", "b", "c").passes(600)
     assert story.state.decisions[-1].reason.startswith("node a did not open its TCPStore within 600 s")

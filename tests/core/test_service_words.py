@@ -176,19 +176,25 @@ def test_an_order_says_last_who_gave_it(words: str, who: str, shown: str) -> Non
 
 def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:
     """It is a member no more, so these words are all that it learns of the outcome."""
-    spec = replace(SPEC, budget=RestartBudget(0), join_timeout_s=2.0)
+    spec = replace(SPEC, min_nodes=2, max_nodes=2, budget=RestartBudget(0))
     state, _ = step(JobState(), replace(JOIN, spec=spec), 0.0)
-    after, _ = step(state, DeadlineReached(), 2.0)
-    (answer,) = [e.message for e in step(after, AgentHeard(A), 3.0)[1] if isinstance(e, Tell)]
+    other = AgentId("b", "1")
+    state, _ = step(state, replace(JOIN, agent=other, spec=spec), 0.0)
+    for each in (A, other):
+        state, _ = step(state, AgentHeard(each), 600.0)
+    lost, _ = step(state, DeadlineReached(), 600.0)
+    after, _ = step(lost, AgentStopped(other, 1), 600.5)
+    (answer,) = [e.message for e in step(after, AgentHeard(A), 601.0)[1] if isinstance(e, Tell)]
     assert isinstance(answer, Refused)
     ended = (
-        "node a did not open its TCPStore within 2 s (see the log of its agent); "
+        "node a did not open its TCPStore within 600 s (see the log of its agent); "
         "no restarts are allowed (--max-restarts 0)"
     )
     assert answer.kind is RefusalKind.JOB_OVER
     assert ended in answer.reason
-    noted = [(line.kind, line.text) for line in lines(DeadlineReached(), state, after)]
-    assert ("lost", "node a did not open its TCPStore within 2 s (see the log of its agent)") in noted
+    noted = [(line.kind, line.text) for line in lines(DeadlineReached(), state, lost)]
+    assert ("lost", "node a did not open its TCPStore within 600 s (see the log of its agent)") in noted
+    noted = [(line.kind, line.text) for line in lines(AgentStopped(other, 1), lost, after)]
     assert ("ended", ended) in noted
 
 

@@ -57,10 +57,11 @@ def test_a_number_in_a_comment_is_that_of_the_code(statement: str, holds: bool) 
 
 
 def test_heartbeats_come_every_quarter_of_the_lease() -> None:
-    joined = AgentJoined(AgentId("a", "1"), JobSpec("job", lease_s=8.0), NodeFacts("a", "a", 1))
-    state = SessionState(("x:1",), 60.0, 0.0, replay=SessionReplay(joined=joined))
-    assert heartbeat_every_s(state) == 8.0 / 4
-    assert "sent nothing for a quarter of the lease" in COMMENTS
+    for lease_s, every_s in ((2.0, 0.5), (15.0, 1.0)):
+        joined = AgentJoined(AgentId("a", "1"), JobSpec("job", lease_s=lease_s), NodeFacts("a", "a", 1))
+        state = SessionState(("x:1",), 60.0, 0.0, replay=SessionReplay(joined=joined))
+        assert heartbeat_every_s(state) == every_s
+    assert "sent nothing for a second, or a quarter of a shorter lease" in COMMENTS
 
 
 def test_every_role_is_described() -> None:

@@ -19,7 +19,7 @@ from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
-from rendezvous.values.types import AgentId, JobSpec, NodeFacts, StoreAddress
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -328,7 +328,16 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
     async def far_node() -> Ended:
         script = str(job.script)
         asked = JobSpec(
-            "trouble", 2, 2, script, nproc="1", version=VERSION, join_timeout_s=30.0, lease_s=LEASE_S
+            "trouble",
+            2,
+            2,
+            script,
+            nproc="1",
+            version=VERSION,
+            join_timeout_s=30.0,
+            lease_s=LEASE_S,
+            scale_up=ScaleUp.IMMEDIATE,
+            recover=Recover.AUTO,
         )
         far, session = AgentId("far", "1"), connect([service.endpoint], AgentId("far", "1"), ClientOptions())
         facts = NodeFacts("far", "127.0.0.1", 1, node_rank=0)
