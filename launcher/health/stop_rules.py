@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.output.lines import without_color
-from launcher.settings.stop_conditions import Logged, Slow
+from launcher.settings.spec import Logged, Slow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.settings.stop_conditions import StopCondition
+    from launcher.settings.spec import StopCondition
 
 _LONGEST_LINE = 4096
 _SHOWN_CHARS = 200

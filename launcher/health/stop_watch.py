@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from launcher import daemon_threads
 from launcher.exchange import ConditionMet
 from launcher.health.stop_rules import LineRules, Met, Throughput
-from launcher.settings.stop_conditions import Slow
+from launcher.settings.spec import Slow
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.output.lines import RankLabel
-    from launcher.settings.stop_conditions import StopCondition
+    from launcher.settings.spec import StopCondition
     from rendezvous.values.rank_view import RankView
 
 EXIT_CODE = 123

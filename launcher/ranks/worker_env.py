@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.settings.debug_option import VARIABLE as DEBUG
+from launcher.settings.spec import DEBUG_VARIABLE as DEBUG
 from launcher.settings.spec import timer_file
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Recover

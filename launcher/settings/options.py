@@ -10,22 +10,12 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.settings import failure_values, host_names, values
-from launcher.settings.budget_text import hang_timeout
-from launcher.settings.debug_option import debug
-from launcher.settings.health_values import (
-    health_address,
-    health_ignored,
-    health_sources,
-    http_url,
-    stragglers,
-)
+from launcher.settings import host_names, values
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
 from launcher.settings.option import torch as _torch
 from launcher.settings.option import torch_switch as _torch_switch
-from launcher.settings.stop_conditions import stop_conditions
 from launcher.settings.values import BadValue, quote
 from rendezvous.values.types import Recover, ScaleUp
 
@@ -96,7 +86,7 @@ PREFLIGHT = (
         "--health-source",
         "SOURCE[,...]",
         None,
-        health_sources,
+        values.health_sources,
         "ask SOURCE about this node before it joins, and every 30 s while ranks run; a node that it calls unfit does "
         "not join. kubernetes: conditions, taints and labels of the pod's node (node-problem-detector, NVSentinel); an "
         "http:// or https:// URL: metrics of a DCGM exporter, or JSON; a path: a file with either, or with the report "
@@ -107,7 +97,7 @@ PREFLIGHT = (
         "--health-ignore",
         "NAME[,...]",
         None,
-        health_ignored,
+        values.health_ignored,
         "conditions, taints, labels or metrics that --health-source leaves out",
         field="health_ignored",
     ),
@@ -119,7 +109,7 @@ MONITORING = (
         "--stragglers",
         "off|report|exclude[,...]",
         "report",
-        stragglers,
+        values.stragglers,
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
         "next restart if enough nodes remain. A rank is a straggler if it takes 1.5 times the median time in three "
         "consecutive windows of 20 s; add factor=NUMBER or window=TIME to change these defaults",
@@ -128,7 +118,7 @@ MONITORING = (
         "--stop-when",
         "CONDITION[;...]",
         None,
-        stop_conditions,
+        values.stop_conditions,
         "end the job, without a restart, when a condition is true. NAME is nan: a rank prints that NAME, for example "
         "loss, is not a number, or passes it to ddp.status; output matches REGEX: a line of a rank's output does; "
         "throughput < PERCENT% for TIME: the ranks take fewer steps in TIME than this share of those in their best "
@@ -146,7 +136,7 @@ MONITORING = (
         "--otlp-endpoint",
         "URL",
         None,
-        http_url,
+        values.http_url,
         "export traces of restarts and of the job to this OTLP endpoint, over HTTP, for example http://collector:4318 "
         "(default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)",
     ),
@@ -158,7 +148,7 @@ MONITORING = (
     Option(
         "--health-port",
         "serve /livez, /readyz and /metrics over HTTP; PORT alone listens on 127.0.0.1 only",
-        health_address,
+        values.health_address,
         "[ADDRESS:]PORT",
         foreign=("DDP_HEALTH_PORT", str),
         field="health_address",
@@ -368,7 +358,7 @@ RANKS = (
         "--debug",
         "RANK[:PORT]",
         None,
-        debug,
+        values.debug,
         "debug this global rank: it alone reads from the terminal (breakpoint(), pdb, ipdb); with PORT, it waits for "
         "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
     ),
@@ -658,7 +648,7 @@ _FAILURES = (
         "--max-restarts",
         "N|N/WINDOW",
         "0",
-        failure_values.budget,
+        values.budget,
         "how many times the job may restart all ranks: N in total, or N within any WINDOW (5/1h)",
         field="budget",
     ),
@@ -675,7 +665,7 @@ _FAILURES = (
         "--max-heals",
         "N|N/WINDOW|unlimited",
         "unlimited",
-        failure_values.heals,
+        values.heals,
         "how many times failed ranks are replaced while the others keep their processes; after that, all ranks restart "
         "as often as --max-restarts permits",
         field="heal_budget",
@@ -684,7 +674,7 @@ _FAILURES = (
         "--crash-loop",
         "TIMES/TIME[,TIMES/step]|off",
         "off",
-        failure_values.crash_loop,
+        values.crash_loop,
         "fail the job if the same rank fails within TIME after its start, before its first training step, TIMES times "
         "in a row, or if the job fails TIMES times in a row without a further step (example: 3/1s,5/step)",
     ),
@@ -692,7 +682,7 @@ _FAILURES = (
         "--failure-policy",
         "CLASS=ACTION[,...]",
         None,
-        failure_values.rules,
+        values.rules,
         "what to do after a failure of a class. Classes: out-of-memory, hardware, network, user-exception, signal, "
         "exit-code[:N], hang, node-lost. Actions: restart, heal (as --recover auto, also after user-exception), "
         "exclude (restart without that node), fail, ignore (the other ranks continue). Default: as --recover, but "
@@ -711,7 +701,7 @@ _FAILURES = (
         "--hang-timeout",
         "auto|off|TIME[,...]",
         "auto",
-        hang_timeout,
+        values.hang_timeout,
         "auto: if a rank waits for another one and no rank shows a sign of life, for 10m or a longer timeout of a "
         "process group, find the rank that blocks the others and restart the job. TIME: do so if ranks make no "
         "progress within a step for TIME, without further evidence. Add NAME=TIME to set the limit of another phase: "

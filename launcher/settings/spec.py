@@ -14,8 +14,6 @@ from rendezvous.values.late_dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.settings.debug_option import Debug
-    from launcher.settings.stop_conditions import StopCondition
     from rendezvous.values.types import JobSpec
 
 
@@ -59,6 +57,45 @@ class Budgets:
         """Time between two checks."""
         shortest = min(self.step_s, self.start_s, self.first_step_s) if self.step_s else ASLEEP_S
         return min(_LONGEST_PERIOD_S, max(_SHORTEST_PERIOD_S, shortest / _CHECKS_PER_LIMIT))
+
+
+# --- debugging --------------------------------------------------------------------------------------
+
+DEBUG_VARIABLE = "DDP_DEBUG"  # in every rank: what it does while one of them is debugged
+TERMINAL, OTHER = "terminal", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Debug:
+    rank: int
+    address: str = ""  # HOST:PORT where it waits for an editor; empty: it uses the terminal
+
+    def of(self, rank: int) -> str:
+        """What this rank finds in the variable."""
+        return (self.address or TERMINAL) if rank == self.rank else OTHER
+
+
+# --- conditions that end the job: `--stop-when` -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A rank prints this, or passes it to `ddp.status`."""
+
+    text: str  # the condition as the user wrote it
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Over `for_s`, the ranks took fewer steps than `share` of what they took in the best time of this length."""
+
+    text: str
+    share: float
+    for_s: float
+
+
+StopCondition = Logged | Slow
 
 
 # --- spec -------------------------------------------------------------------------------------------

@@ -10,9 +10,20 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.settings.spec import StreamChoice, Streams
+from launcher.settings.spec import Budgets, Debug, Logged, Slow, StopCondition, StreamChoice, Streams
+from rendezvous.values.types import (
+    UNLIMITED,
+    CrashLoop,
+    FailureClass,
+    PolicyAction,
+    PolicyRule,
+    RestartBudget,
+    StragglerPolicy,
+    StragglerRule,
+)
 from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
@@ -24,6 +35,7 @@ MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86400.0
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
 _MOST_IN_A_GROUP = 256  # nodes; ddp/elastic/redundancy/erasure_code.py
+_LOOPBACK = "127.0.0.1"
 _SHOWN = 80  # characters; a message truncates a longer value
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_FORM = ("a number of seconds or a number with a unit (ms, s, m, h, d)", "5m")
@@ -346,3 +358,305 @@ def _encodable(value: str) -> None:
     """Reject text that cannot be sent to other nodes as UTF-8."""
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise BadValue("it contains bytes that are not UTF-8, or a NUL character; remove them")
+
+
+# --- --max-restarts, --max-heals, --crash-loop, --failure-policy -----------------------------------
+
+
+_CRASH_LOOP_FORM = ("TIMES/TIME, TIMES/step, both with a comma, or off", "3/1s,5/step")
+
+
+def budget(value: str) -> RestartBudget:
+    return _budget_of(value, "restarts", "N, or N/WINDOW")
+
+
+def _budget_of(value: str, what: str, words: str) -> RestartBudget:
+    form = (words, "5/1h")
+    limit_text, slash, window = value.partition("/")
+    limit = parse_int(limit_text)
+    if limit is None or limit > MAX_COUNT:
+        raise BadValue(f"not a number of {what}", *form)
+    if limit < 0:
+        raise BadValue(f"the number of {what} cannot be negative", *form)
+    if not slash:
+        return RestartBudget(limit)
+    unit = window.strip()
+    try:  # "3/m" means three per minute
+        seconds = positive_duration("1" + unit if unit in UNITS else unit)
+    except BadValue:
+        raise BadValue(f"the window {quote(window)} must be a duration greater than 0", *form) from None
+    return RestartBudget(limit, seconds)
+
+
+def heals(value: str) -> RestartBudget:
+    """Parse the budget of decisions in place: as `budget`, or `unlimited`."""
+    if value.strip().lower() == "unlimited":
+        return RestartBudget(UNLIMITED)
+    return _budget_of(value, "heals", "N, N/WINDOW, or unlimited")
+
+
+def crash_loop(value: str) -> CrashLoop:
+    if value.strip().lower() == "off":
+        return CrashLoop()
+    rule, parts = CrashLoop(), value.split(",")
+    if len(parts) > 2 or (len(parts) == 2 and _is_of_steps(parts[0]) == _is_of_steps(parts[1])):
+        raise BadValue("it has more than one part TIMES/TIME or TIMES/step", *_CRASH_LOOP_FORM)
+    for part in parts:
+        rule = _with_crash_loop_part(rule, part)
+    return rule
+
+
+def _is_of_steps(part: str) -> bool:
+    return part.partition("/")[2].strip() == "step"
+
+
+def _with_crash_loop_part(rule: CrashLoop, part: str) -> CrashLoop:
+    times_text, slash, within = part.partition("/")
+    times = parse_int(times_text.strip())
+    if not slash or times is None or not 0 <= times <= MAX_COUNT:
+        raise BadValue(f"{quote(part)} does not have the form TIMES/TIME or TIMES/step", *_CRASH_LOOP_FORM)
+    if _is_of_steps(part):
+        return replace(rule, without_step=times)
+    try:
+        return replace(rule, times=times, within_s=duration(within))
+    except BadValue:
+        raise BadValue(f"{quote(within)} is not a duration", *_CRASH_LOOP_FORM) from None
+
+
+def rules(value: str) -> tuple[PolicyRule, ...]:
+    found = tuple(_rule(part.strip()) for part in value.split(","))
+    seen: list[tuple[FailureClass, int | None]] = []
+    for rule in found:
+        if (rule.failure, rule.exit_code) in seen:
+            raise BadValue(
+                f"class {rule.failure} is listed twice",
+                "each class once",
+                "hang=restart,hardware=exclude",
+            )
+        seen.append((rule.failure, rule.exit_code))
+    return found
+
+
+def _rule(text_: str) -> PolicyRule:
+    form = ("CLASS=ACTION[,...]", "out-of-memory=fail,exit-code:3=ignore")
+    left, equals, action = (part.strip() for part in text_.partition("="))
+    name, colon, code_text = left.partition(":")
+    if not equals:
+        raise BadValue(f"{quote(text_)} does not have the form CLASS=ACTION", *form)
+    if name not in tuple(FailureClass):
+        raise BadValue(
+            f"unknown failure class {quote(name)}; the classes are {', '.join(FailureClass)}", *form
+        )
+    if action not in tuple(PolicyAction):
+        raise BadValue(f"unknown action {quote(action)}; the actions are {', '.join(PolicyAction)}", *form)
+    if not colon:
+        return PolicyRule(FailureClass(name), PolicyAction(action))
+    code = parse_int(code_text)
+    if name != FailureClass.EXIT_CODE or code is None or not 1 <= code <= 255:
+        raise BadValue(f"invalid {quote(left)}: use exit-code:N, N from 1 to 255", *form)
+    return PolicyRule(FailureClass.EXIT_CODE, PolicyAction(action), code)
+
+
+# --- --hang-timeout --------------------------------------------------------------------------------
+
+
+_HANG_FORM = (
+    "auto, off, or TIME, which ,NAME=TIME may follow for start, first-step, checkpoint or evaluation",
+    "30s,first-step=20m",
+)
+
+
+def hang_timeout(value: str) -> Budgets:
+    first, *rest = (part.strip() for part in value.split(","))
+    if first.lower() in ("auto", "off"):
+        if rest:
+            raise BadValue(
+                f"{quote(','.join(rest))} has no effect after {first}: without TIME, no phase has a limit",
+                *_HANG_FORM,
+            )
+        return Budgets(enabled=first.lower() == "auto")
+    budgets = Budgets(step_s=_limit_s(first))
+    for part in rest:
+        budgets = _with_limit(budgets, part)
+    return budgets
+
+
+def _with_limit(budgets: Budgets, part: str) -> Budgets:
+    name, equals, text = part.partition("=")
+    time_s = _limit_s(text) if equals else 0.0
+    match name.strip():
+        case "start" if equals:
+            return replace(budgets, start_s=time_s)
+        case "first-step" if equals:
+            return replace(budgets, first_step_s=time_s)
+        case "checkpoint" if equals:
+            return replace(budgets, checkpoint_s=time_s)
+        case "evaluation" if equals:
+            return replace(budgets, evaluation_s=time_s)
+        case _:
+            raise BadValue(
+                f"unknown part {quote(part)}",
+                *_HANG_FORM,
+            )
+
+
+def _limit_s(text: str) -> float:
+    try:
+        return positive_duration(text)
+    except BadValue:
+        raise BadValue(f"{quote(text)} must be a duration greater than 0", *_HANG_FORM) from None
+
+
+# --- --stop-when -----------------------------------------------------------------------------------
+
+
+_STOP_FORM = (
+    '"NAME is nan", "output matches REGEX" or "throughput < PERCENT% for TIME", separated by ;',
+    "loss is nan; throughput < 50% for 10m",
+)
+_IS_NAN = re.compile(r"([\w./ -]*[\w./-])\s+is\s+nan", re.IGNORECASE)
+_MATCHES = re.compile(r"output\s+matches\s+(\S.*)", re.DOTALL)
+_SLOW = re.compile(r"throughput\s*<\s*([0-9.]+)\s*%\s+for\s+(\S+)")
+
+
+def stop_conditions(value: str) -> tuple[StopCondition, ...]:
+    found = tuple(_stop_condition(part.strip()) for part in value.split(";") if part.strip())
+    if not found:
+        raise BadValue("no condition", *_STOP_FORM)
+    return found
+
+
+def _stop_condition(text: str) -> StopCondition:
+    if found := _SLOW.fullmatch(text):
+        share = _share_of_throughput(found[1]) / 100
+        return Slow(text, share, positive_duration(found[2]))
+    if found := _MATCHES.fullmatch(text):
+        try:
+            re.compile(found[1].encode())
+        except re.error as error:
+            raise BadValue(f"{found[1]!r} is not a regular expression: {error}", *_STOP_FORM) from None
+        return Logged(text, found[1])
+    if found := _IS_NAN.fullmatch(text):
+        return Logged(text, nan_of(found[1]))
+    raise BadValue(f"{text!r} is not a condition", *_STOP_FORM)
+
+
+def _share_of_throughput(text: str) -> float:
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent < 100:
+        raise BadValue(f"{text}% is not a share", *_STOP_FORM)
+    return percent
+
+
+def nan_of(name: str) -> str:
+    """A pattern for the ways in which scripts and libraries print that a number with this name is not a number.
+
+    For example "train_loss=nan", "Loss: NaN", "{'loss': nan}", "loss tensor(nan, device='cuda:0')".
+    """
+    words = r"[ _]".join(map(re.escape, re.split(r"[ _]+", name)))
+    return rf"(?i)(?<![a-z0-9]){words}[\"']?[ \t]*[:=]?[ \t]*(?:tensor\()?[-+]?nan\b"
+
+
+# --- --stragglers, --health-port, --health-source --------------------------------------------------
+
+
+_STRAGGLERS_FORM = (
+    "off, report or exclude, optionally followed by ,factor=NUMBER or ,window=TIME",
+    "report,factor=2,window=1m",
+)
+
+
+def stragglers(value: str) -> StragglerRule:
+    first, *rest = (part.strip() for part in value.split(","))
+    if first.lower() not in list(StragglerPolicy):
+        raise BadValue(f"unknown value {quote(first)}", *_STRAGGLERS_FORM)
+    rule = StragglerRule(StragglerPolicy(first.lower()))
+    for part in rest:
+        rule = _with_straggler_part(rule, part)
+    return rule
+
+
+def _with_straggler_part(rule: StragglerRule, part: str) -> StragglerRule:
+    name, _, text = part.partition("=")
+    match name.strip():
+        case "factor":
+            return replace(rule, factor=_straggler_factor(text))
+        case "window":
+            return replace(rule, window_s=_straggler_window(text))
+    raise BadValue(f"unknown part {quote(part)}", *_STRAGGLERS_FORM)
+
+
+def _straggler_factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 < factor < float("inf"):
+        raise BadValue(f"factor {quote(text)} must be a number greater than 1", *_STRAGGLERS_FORM)
+    return factor
+
+
+def _straggler_window(text: str) -> float:
+    try:
+        return positive_duration(text)
+    except BadValue as bad:
+        raise BadValue(f"invalid window {quote(text)}: {bad.problem}", *_STRAGGLERS_FORM) from None
+
+
+def health_address(value: str) -> tuple[str, int]:
+    """Parse PORT or ADDRESS:PORT; PORT alone means 127.0.0.1:PORT."""
+    if value.strip().isdecimal():
+        return _LOOPBACK, port(value)
+    if ":" not in value:
+        raise BadValue("not a port and not ADDRESS:PORT", "PORT or ADDRESS:PORT", "0.0.0.0:9410")
+    return endpoint(value)
+
+
+_SOURCES = ("kubernetes, a URL or a path, separated by commas", "kubernetes,http://127.0.0.1:9400/metrics")
+_URL = re.compile(r"https?://([^/?#\s]+)(?:[/?]\S*)?", re.ASCII)
+
+
+def health_sources(value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    for each in found:
+        if each == "kubernetes" or each.startswith(("/", "./", "../", "file:///")):
+            continue
+        url = _URL.fullmatch(each)
+        if url is None or not each.isprintable():
+            raise BadValue(f"unknown source {quote(each)}", *_SOURCES)
+        if "@" in url[1]:
+            raise BadValue("a URL must not contain a user name or a password", *_SOURCES)
+        try:
+            endpoint(url[1])
+        except BadValue as bad:
+            raise BadValue(f"invalid URL {quote(each)}: {bad.problem}", *_SOURCES) from None
+    return tuple(dict.fromkeys(found))
+
+
+def health_ignored(value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    if not all(found):
+        raise BadValue("a name is empty", "NAME[,...]", "DCGM_FI_DEV_XID_ERRORS,FrequentKubeletRestart")
+    return found
+
+
+def http_url(value: str) -> str:
+    if not _URL.fullmatch(value.strip()):
+        raise BadValue("not a URL", "http://HOST:PORT or https://HOST:PORT", "http://127.0.0.1:4318")
+    return value.strip()
+
+
+# --- --debug ---------------------------------------------------------------------------------------
+
+
+def debug(value: str) -> Debug:
+    text(value)
+    rank_text, colon, place = value.partition(":")
+    host, _, port_text = place.rpartition(":")
+    rank, port = parse_int(rank_text), parse_int(port_text)
+    if rank is None or not 0 <= rank < 1 << 24 or (colon and (port is None or not 0 < port < 65536)):
+        raise BadValue("not a rank", "a global rank, or RANK:PORT for an editor", "1:5678")
+    return Debug(rank, f"{host or _LOOPBACK}:{port}" if colon else "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.settings import failure_values, options, values
+from launcher.settings import options, values
 from launcher.settings.spec import StreamChoice, Streams
 from launcher.settings.values import BadValue
 from rendezvous.values.types import (
@@ -39,20 +39,20 @@ GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (values.duration, "0", 0.0),
     (values.duration, "500ms", 0.5),
     (values.duration, "1.5h", 5400.0),
-    (failure_values.budget, "3", RestartBudget(3)),
-    (failure_values.budget, "5/1h", RestartBudget(5, 3600.0)),
-    (failure_values.budget, "3/10m", RestartBudget(3, 600.0)),
-    (failure_values.budget, "2/30s", RestartBudget(2, 30.0)),
-    (failure_values.budget, "4/d", RestartBudget(4, 86400.0)),
-    (failure_values.heals, "unlimited", RestartBudget(UNLIMITED)),
-    (failure_values.heals, "3/10m", RestartBudget(3, 600.0)),
-    (failure_values.crash_loop, "5/2s", CrashLoop(5, 2.0, 0)),
-    (failure_values.crash_loop, "7/step", CrashLoop(0, 1.0, 7)),
-    (failure_values.crash_loop, "5/2s, 7/step", CrashLoop(5, 2.0, 7)),
-    (failure_values.crash_loop, "0/step,5/2s", CrashLoop(5, 2.0, 0)),
-    (failure_values.crash_loop, "off", CrashLoop(times=0)),
+    (values.budget, "3", RestartBudget(3)),
+    (values.budget, "5/1h", RestartBudget(5, 3600.0)),
+    (values.budget, "3/10m", RestartBudget(3, 600.0)),
+    (values.budget, "2/30s", RestartBudget(2, 30.0)),
+    (values.budget, "4/d", RestartBudget(4, 86400.0)),
+    (values.heals, "unlimited", RestartBudget(UNLIMITED)),
+    (values.heals, "3/10m", RestartBudget(3, 600.0)),
+    (values.crash_loop, "5/2s", CrashLoop(5, 2.0, 0)),
+    (values.crash_loop, "7/step", CrashLoop(0, 1.0, 7)),
+    (values.crash_loop, "5/2s, 7/step", CrashLoop(5, 2.0, 7)),
+    (values.crash_loop, "0/step,5/2s", CrashLoop(5, 2.0, 0)),
+    (values.crash_loop, "off", CrashLoop(times=0)),
     (
-        failure_values.rules,
+        values.rules,
         "hang=restart, exit-code:3=ignore",
         (
             PolicyRule(FailureClass.HANG, PolicyAction.RESTART),
@@ -87,15 +87,15 @@ BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.endpoints, ("", "a:1,", ":1", "a:b", "a:70000", "a:0", "::1:5", "a b:1")),
     (values.duration, ("", "-1", "abc", "nan", "inf", "1e400", "5 weeks", "9" * 39, "1" * 5000)),
     (values.positive_duration, ("0", "0s", "-1")),
-    (failure_values.budget, ("", "-1", "5/", "/1h", "5/0s", "5/x", "5/-1s", "1.5", "3/1h/2")),
-    (failure_values.heals, ("", "-1", "5/", "none")),
-    (failure_values.crash_loop, ("", "3", "x/1s", "-1/1s", "3/", "3/-1s", "3/steps", "x/step", "-1/step")),
-    (failure_values.crash_loop, ("3/1s,4/2s", "3/step,4/step", "3/1s,3/step,3/1s", "3/1s,", "3/1s,off")),
+    (values.budget, ("", "-1", "5/", "/1h", "5/0s", "5/x", "5/-1s", "1.5", "3/1h/2")),
+    (values.heals, ("", "-1", "5/", "none")),
+    (values.crash_loop, ("", "3", "x/1s", "-1/1s", "3/", "3/-1s", "3/steps", "x/step", "-1/step")),
+    (values.crash_loop, ("3/1s,4/2s", "3/step,4/step", "3/1s,3/step,3/1s", "3/1s,", "3/1s,off")),
     (
-        failure_values.rules,
+        values.rules,
         ("", "hang", "hang=", "hung=fail", "hang=stop", "exit-code:0=fail", "hang:1=fail"),
     ),
-    (failure_values.rules, ("hang=fail,hang=restart",)),
+    (values.rules, ("hang=fail,hang=restart",)),
     (values.streams, ("", "4", "-1", "0:4", "0:1,", "a:1", "0;1")),
     (LOCAL_RANKS, ("", "-1", "0,", "a", "0 1", "4096")),
     (values.signals, ("", "SIGFOO", "SIGKILL", "STOP", "CHLD", "9", "SIGTERM,")),
@@ -122,7 +122,7 @@ def test_a_wrong_text_is_told_apart(parse: Callable[[str], Any], text: str) -> N
 @pytest.mark.parametrize("text", ["-1", "many", "3/1h/2"])
 def test_a_wrong_number_of_heals_is_not_called_one_of_restarts(text: str) -> None:
     with pytest.raises(BadValue) as raised:
-        failure_values.heals(text)
+        values.heals(text)
     assert "restarts" not in raised.value.problem
 
 

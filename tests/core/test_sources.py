@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.health.node_health import Health, NodeReading, evaluate
 from launcher.preflight.checkup import Grade, judge_failure, judge_source
-from launcher.settings.health_values import health_ignored, health_sources
-from launcher.settings.values import BadValue
+from launcher.settings.values import BadValue, health_ignored, health_sources
 from launcher.sources.findings import Finding, NotUnderstood, Opinion, Severity, findings
 
 UNFIT, WARNING, NOTE = Severity.UNFIT, Severity.WARNING, Severity.NOTE

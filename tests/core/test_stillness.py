@@ -20,9 +20,8 @@ from launcher.health.stall_detection import (
     to_look_at,
     waits_for_long,
 )
-from launcher.settings.budget_text import hang_timeout
 from launcher.settings.spec import Budgets
-from launcher.settings.values import BadValue
+from launcher.settings.values import BadValue, hang_timeout
 from rendezvous.values.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
 from rendezvous.values.types import Cause, Doubt, FailureClass
 

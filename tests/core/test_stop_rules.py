@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from job_story import running, spec
 
 from launcher.health.stop_rules import LineRules, Throughput
-from launcher.settings.stop_conditions import Logged, Slow, stop_conditions
-from launcher.settings.values import BadValue
+from launcher.settings.spec import Logged, Slow
+from launcher.settings.values import BadValue, stop_conditions
 from rendezvous.values.state import Phase
 
 

@@ -26,8 +26,7 @@ from launcher.health.node_health import (
 from launcher.health.phase_times import phase_times
 from launcher.machine.gpu_state import Gpu
 from launcher.machine.xids import Xid
-from launcher.settings.health_values import health_address, stragglers
-from launcher.settings.values import BadValue
+from launcher.settings.values import BadValue, health_address, stragglers
 from rendezvous.values.rank_view import Histogram, ProcessView, RankPhase, RankView, Totals
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import StragglerPolicy, StragglerRule

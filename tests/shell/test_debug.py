@@ -8,8 +8,8 @@ import pytest
 from launched import eventually
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
-from launcher.settings.debug_option import Debug, debug
-from launcher.settings.values import BadValue
+from launcher.settings.spec import Debug
+from launcher.settings.values import BadValue, debug
 
 if TYPE_CHECKING:
     from pathlib import Path
