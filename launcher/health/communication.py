@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
-from launcher.failure.watchdog_report import cause_of_asynchronous
+from launcher.failure.verdict import cause_of_asynchronous
 from launcher.health import dumps, flight_recorder, nccl_env, ras_report
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.failure.verdict import RankEnd, cause_of
-from launcher.failure.watchdog_report import cause_of_asynchronous
+from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
 from rendezvous.rounds.policy import first_cause_order, in_words
 from rendezvous.values.types import Cause, Doubt
 from rendezvous.values.types import FailureClass as C

@@ -16,8 +16,7 @@ from serve_settings import parse_serve
 
 from launcher.failure import crash_text
 from launcher.failure.facts import read_error_record
-from launcher.failure.verdict import RankEnd, cause_of
-from launcher.failure.watchdog_report import cause_of_asynchronous
+from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
 from launcher.health import dumps, page, ras_report, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
