@@ -47,7 +47,6 @@ from launcher.exchange import (
     TakeStacks,
 )
 from launcher.failure.ending import Farewell
-from launcher.failure.verdict import signal_name
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
 from launcher.stop_requests import ParentSignals, unless_stopped
@@ -56,6 +55,7 @@ from launcher.template import messages
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Learned, Ready, Report
 from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, open_journal
 from rendezvous.signals import SignalWatch
+from rendezvous.values.cause_text import signal_name
 from rendezvous.values.events import AgentStopped, Refused
 from rendezvous.values.types import StoreAddress
 

@@ -11,11 +11,10 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import GROUP_HEADER, LAST_LINES, clean_lines
-from launcher.failure.verdict import signal_name
 from launcher.output.lines import TRACEBACK_HEADER, printable
+from rendezvous.values.cause_json import cause_json
 from rendezvous.values.cause_text import described
 from rendezvous.values.outcome_codes import (
-    code_of_cause,
     code_of_outcome,
     consequences,
     first_cause,
@@ -81,8 +80,8 @@ def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> di
         "restart_budget": budget,
         "heals": outcome.heals,
         "log_dir": log_dir,
-        "first_cause": None if cause is None else _cause_json(cause),
-        "causes": [_cause_json(each) for each in outcome.causes],
+        "first_cause": None if cause is None else cause_json(cause),
+        "causes": [cause_json(each) for each in outcome.causes],
         "others": _others(outcome, cause),
         "decisions": [
             {"kind": d.title, "reason": d.reason, "generation": d.generation} for d in outcome.decisions
@@ -195,30 +194,6 @@ def _restarts(outcome: Outcome, budget: str) -> str:
     if budget == "0" and outcome.restarts == 0:
         return why or "disabled; set --max-restarts to restart after a failure"
     return f"{used}; not restarted: {why}" if why else used
-
-
-def _cause_json(cause: Cause) -> dict[str, object]:
-    return {
-        "code": code_of_cause(cause),
-        "node": cause.node,
-        "rank": cause.rank,
-        "local_rank": cause.local_rank,
-        "class": str(cause.failure),
-        "reason": cause.reason,
-        "doubt": None if cause.doubt is None else str(cause.doubt),
-        "suspects": list(cause.suspects),
-        "stopped": cause.stopped,
-        "exit_code": cause.exit_code,
-        "signal": cause.signal,
-        "signal_name": signal_name(cause.signal) if cause.signal else None,
-        "traceback": cause.traceback,
-        "step": cause.step,
-        "place": cause.place,
-        "ran_s": cause.ran_s,
-        "at": cause.at,
-        "log": cause.log,
-        "hint": cause.hint,
-    }
 
 
 # --- the traceback -----------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from launcher.failure.symptoms import (
     is_of_library,
     may_be_at_peer,
 )
+from rendezvous.values.cause_text import signal_name
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
@@ -131,13 +132,6 @@ class _Account:
 def shell_code(end: RankEnd) -> int:
     """The exit code that a shell reports."""
     return 128 + end.signal if end.exit_code is None else end.exit_code
-
-
-def signal_name(number: int) -> str:
-    if number in signal.valid_signals():
-        known = signal.Signals(number) if number in signal.Signals.__members__.values() else None
-        return known.name if known is not None else f"SIGRTMIN+{number - signal.SIGRTMIN}"
-    return f"signal {number}"
 
 
 def cause_of(end: RankEnd) -> Cause:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import daemon_threads
 from launcher.exchange import Phase
-from launcher.failure.verdict import signal_name
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Disk, Health, Memory, Nic, NodeReading, Throttling
@@ -41,6 +40,7 @@ from launcher.template import scratch, tree
 from launcher.template.cgroup import folders as folders_of
 from launcher.template.tree import process_stat
 from rendezvous.service.web import Web
+from rendezvous.values.cause_text import signal_name
 from rendezvous.values.events import NodeHealth, PhaseTimesReported
 from rendezvous.values.rank_view import BINS, Histogram
 from rendezvous.values.types import StragglerPolicy

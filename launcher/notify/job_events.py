@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.values.cause_json import cause_json
 from rendezvous.values.cause_text import counted
 from rendezvous.values.events import Ended, Notice, Stop
 from rendezvous.values.late_dataclass import dataclass
@@ -53,7 +54,7 @@ def of_step(event: AgentEvent, state: Supervision, started: bool) -> JobEvent | 
         return JobEvent(EventKind.STARTED, text, {})
     match event:
         case Stop(_, decision) if _reports(state, decision.cause) and decision.kind is not DecisionKind.FAIL:
-            details = {"decision": decision.title, "cause": _cause(decision.cause)}
+            details = {"decision": decision.title, "cause": decision.cause and cause_json(decision.cause)}
             # What follows a failure is decided again when all ranks have stopped.
             failed = None if decision.cause is None else _of_cause(decision.cause)
             return JobEvent(EventKind.STOPPING, failed or decision.reason, details)
@@ -114,23 +115,7 @@ def _ending(outcome: Outcome) -> dict[str, Any]:
     return {
         "succeeded": outcome.succeeded,
         "exit_code": outcome.exit_code,
-        "cause": _cause(outcome.first_cause),
+        "cause": outcome.first_cause and cause_json(outcome.first_cause),
         "goodput": None if spent is None else round(spent.goodput, 6),
         "seconds": None if spent is None else {name: round(getattr(spent, name), 3) for name in CLASSES},
-    }
-
-
-def _cause(cause: Cause | None) -> dict[str, Any] | None:
-    if cause is None:
-        return None
-    return {
-        "node": cause.node,
-        "rank": cause.rank,
-        "class": str(cause.failure),
-        "reason": cause.reason,
-        "exit_code": cause.exit_code,
-        "step": cause.step,
-        "traceback": cause.traceback,
-        "log": cause.log,
-        "hint": cause.hint,
     }

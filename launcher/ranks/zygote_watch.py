@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.exchange import StartFailed, ZygoteReplaced
-from launcher.failure.verdict import signal_name
 from launcher.template.messages import Ready
+from rendezvous.values.cause_text import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -6,13 +6,14 @@ import json
 import re
 import textwrap
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rendezvous.values.cause_json import cause_from_json
 from rendezvous.values.cause_text import described
 from rendezvous.values.cause_text import ranks as ranks_text
 from rendezvous.values.outcome_codes import code_of_cause
 from rendezvous.values.questions import RestartTimes
-from rendezvous.values.types import Cause, Doubt, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -175,11 +176,11 @@ def story_in(text: str) -> Story:
             raise NotAStory(
                 f"it has version {found['version']} of the format; this ddpctl reads version {_VERSION}"
             )
-        first = None if found["first_cause"] is None else _cause(found["first_cause"])
+        first = None if found["first_cause"] is None else cause_from_json(found["first_cause"])
         decided = [
             (int(each["generation"]), f"{each['kind']}: {each['reason']}") for each in found["decisions"]
         ]
-        others = tuple(_cause(each) for each in found["causes"])
+        others = tuple(cause_from_json(each) for each in found["causes"])
         restarts, job = int(found["restarts"]), str(found["log_dir"])
     except NotAStory:
         raise
@@ -193,27 +194,4 @@ def story_in(text: str) -> Story:
         decided=tuple(words for of, words in decided if of == generation),
         others=tuple(each for each in others if first is None or each.rank != first.rank),
         restarts=restarts,
-    )
-
-
-def _cause(found: dict[str, Any]) -> Cause:
-    doubt = found["doubt"]
-    return Cause(
-        node=str(found["node"]),
-        rank=int(found["rank"]),
-        local_rank=int(found["local_rank"]),
-        failure=FailureClass(found["class"]),
-        reason=str(found["reason"]),
-        exit_code=int(found["exit_code"]),
-        signal=int(found["signal"]),
-        traceback=str(found["traceback"]),
-        step=found.get("step"),
-        ran_s=float(found.get("ran_s") or 0.0),
-        at=str(found.get("at") or ""),
-        log=str(found.get("log") or ""),
-        hint=str(found.get("hint") or ""),
-        doubt=None if doubt is None else Doubt(doubt),
-        suspects=tuple(int(rank) for rank in found["suspects"]),
-        stopped=bool(found["stopped"]),
-        place=str(found.get("place") or ""),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from rendezvous.values.types import Doubt
@@ -54,3 +55,10 @@ def ranks(numbers: Sequence[int]) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def signal_name(number: int) -> str:
+    if number in signal.valid_signals():
+        known = signal.Signals(number) if number in signal.Signals.__members__.values() else None
+        return known.name if known is not None else f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return f"signal {number}"

@@ -18,6 +18,7 @@ from rendezvous.control.why_text import (
     times_text,
     with_journal,
 )
+from rendezvous.values.cause_json import cause_from_json, cause_json
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, Decision, DecisionKind, Doubt, FailureClass, Outcome
 
@@ -143,3 +144,26 @@ def test_the_file_of_a_failed_job_tells_the_same() -> None:
 def test_another_file_is_refused_in_words(text: str) -> None:
     with pytest.raises(NotAStory, match="it "):
         story_in(text)
+
+
+def test_a_cause_comes_back_from_its_json_whole() -> None:
+    """A field that only one side knows would be lost."""
+    full = Cause(
+        "n1",
+        3,
+        1,
+        FailureClass.HANG,
+        "waits",
+        124,
+        15,
+        "stack",
+        7,
+        2.5,
+        "12:00",
+        "/log",
+        "hint",
+        Doubt.CULPRIT,
+        (3, 4),
+    )
+    full = replace(full, stopped=True, place="in backward")
+    assert cause_from_json(json.loads(json.dumps(cause_json(full)))) == full
