@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS, of_parser, script
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
+from rendezvous.values.durations import seconds_in
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.version import VERSION
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rendezvous")
 _USAGE, _CANNOT = 2, 1
-_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _EXAMPLES = """\
 examples:
   ddp-rendezvous serve
@@ -301,10 +300,10 @@ def _print_token(arguments: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None:
+    found = seconds_in(text) if text[-1:].isalpha() else None  # a number alone could be meant as hours
+    if found is None or found < 0:
         raise ValueError(f"invalid --ttl {text!r}: use for example 90s, 30m, 24h or 7d.")
-    return float(found[1]) * _UNIT_S[found[2]]
+    return found
 
 
 def _print_secret(path: str) -> int:

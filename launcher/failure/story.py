@@ -14,6 +14,7 @@ from launcher.failure.crash_text import GROUP_HEADER, LAST_LINES, clean_lines
 from launcher.output.lines import TRACEBACK_HEADER, printable
 from rendezvous.values.cause_json import cause_json
 from rendezvous.values.cause_text import described
+from rendezvous.values.durations import duration_text
 from rendezvous.values.outcome_codes import (
     code_of_outcome,
     consequences,
@@ -143,19 +144,12 @@ def _facts(outcome: Outcome, cause: Cause | None, log_dir: str, budget: str) -> 
 def _when(cause: Cause) -> str:
     parts = [cause.at] if cause.at else []
     if cause.ran_s > 0:
-        parts.append(f"{_duration(cause.ran_s)} after its start")
+        parts.append(f"{duration_text(cause.ran_s)} after its start")
     if cause.step is not None:
         parts.append(f"at step {cause.step}")
     if cause.place:
         parts.append(cause.place)
     return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _others(outcome: Outcome, cause: Cause | None) -> list[str]:

@@ -9,6 +9,7 @@ from launcher.plan.prediction import CADENCES, EFFICIENT
 from launcher.plan.step_model import DEFAULT_CAP_MB
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
+from rendezvous.values.durations import UNITS
 from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
@@ -175,7 +176,6 @@ _RATES = {
     "gb/s": 1e9,
     "tb/s": 1e12,
 }
-_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_NODES, _MOST_RANKS = 100_000, 1_000_000
 
 
@@ -185,7 +185,7 @@ def rate(option: str, text: str) -> float:
 
 
 def seconds(option: str, text: str) -> float:
-    return _measure(option, text, _TIMES, "a time such as 20us, 5s, 30m or 6000h")
+    return _measure(option, text, UNITS, "a time such as 20us, 5s, 30m or 6000h")
 
 
 def node_counts(option: str, text: str) -> tuple[int, ...]:

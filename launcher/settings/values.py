@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import Budgets, Debug, Logged, Slow, StopCondition, StreamChoice, Streams
+from rendezvous.values.durations import UNITS, seconds_in
 from rendezvous.values.types import (
     UNLIMITED,
     CrashLoop,
@@ -37,7 +38,6 @@ PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
 _MOST_IN_A_GROUP = 256  # nodes; ddp/elastic/redundancy/erasure_code.py
 _LOOPBACK = "127.0.0.1"
 _SHOWN = 80  # characters; a message truncates a longer value
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_FORM = ("a number of seconds or a number with a unit (ms, s, m, h, d)", "5m")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "")
 
@@ -235,10 +235,9 @@ def torch_endpoint(value: str) -> str:
 
 def duration(value: str) -> float:
     """Parse a number of seconds, or a number with the unit ms, s, min (or m), h or d."""
-    found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|min|m|h|d)?\s*", value, re.ASCII)
-    if not found or len(value) > 40:
+    seconds = seconds_in(value)
+    if seconds is None:
         raise BadValue("not a duration", *_DURATION_FORM)
-    seconds = float(found[1]) * UNITS[found[2] or "s"]
     if seconds < 0:
         raise BadValue("a duration cannot be negative", *_DURATION_FORM)
     if seconds > MAX_DURATION_S:

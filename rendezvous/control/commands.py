@@ -13,6 +13,7 @@ from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS
 from rendezvous.control.top_table import COLUMNS
 from rendezvous.submit.command import add as add_submit
+from rendezvous.values.durations import seconds_in
 from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PORT
 
@@ -305,17 +306,16 @@ def _shared() -> CodedParser:
 #
 # The values of ddpctl's arguments. A function raises `argparse.ArgumentTypeError`, whose text argparse shows.
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _MOST_RANKS = 1000
 _MOST_S = 400 * 86_400.0
 
 
 def duration(text: str) -> float:
     """A duration in seconds: "90", "90s", "5m", "2h", "1d"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
-    if not found:
+    found = seconds_in(text)
+    if found is None or found < 0:
         raise ArgumentTypeError(f"{text!r} is not a duration: use a number with s, m, h or d, for example 5m")
-    return min(float(found[1]) * _UNITS[found[2]], _MOST_S)
+    return min(found, _MOST_S)
 
 
 def ranks(text: str) -> tuple[int, ...]:

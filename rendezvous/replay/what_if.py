@@ -22,6 +22,7 @@ from rendezvous.machine import step
 from rendezvous.replay.player import decided, event_words
 from rendezvous.replay.records import Do, Hear, Load, Machine, Record, Start
 from rendezvous.rounds.admission import renew_leases, resume
+from rendezvous.values.durations import UNITS, seconds_in
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -249,7 +250,6 @@ def _around(times: Sequence[float], at: float) -> tuple[float | None, float | No
 #
 # What `ddpctl replay --what-if KEY=VALUE` changes: settings of the job, and nodes that stand by.
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _MOST = 1_000_000
 _MOST_S = 366 * 86_400.0
 _MOST_SPARES = 64
@@ -305,8 +305,10 @@ def _count(text: str, where: str, most: int = _MOST) -> int:
 
 
 def _duration(text: str, where: str) -> float:
-    found = _number(text, where, "a duration, such as 90s, 5m or 2h", r"(\d{1,12}(?:\.\d+)?)([smhd]?)")
-    return min(float(found[1]) * _UNITS[found[2]], _MOST_S)
+    found = seconds_in(text)
+    if found is None or found < 0:
+        raise BadChange(f"{where}: {text!r} is not a duration, such as 90s, 5m or 2h")
+    return min(found, _MOST_S)
 
 
 def _seconds(name: str, least_s: float = 0.0) -> Callable[[str, str], dict[str, Any]]:
@@ -337,7 +339,7 @@ def _budget(name: str) -> Callable[[str, str], dict[str, Any]]:
         if text == "unlimited":
             return {name: RestartBudget(UNLIMITED)}
         limit, slash, window = text.partition("/")
-        window_s = _duration(f"1{window}" if window in _UNITS else window, where) if slash else None
+        window_s = _duration(f"1{window}" if window in UNITS else window, where) if slash else None
         if window_s is not None and window_s < 0.1:
             raise BadChange(f"{where}: the window must be 0.1 s or more")
         return {name: RestartBudget(_count(limit, where), window_s)}

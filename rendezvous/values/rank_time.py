@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from rendezvous.values.durations import duration_text
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import NO_REPEAT, Repeat
@@ -145,7 +146,7 @@ def in_words(time: JobTime) -> str:
             + (f" ({inside})" if inside else "")
         )
     ranks = f"{time.ranks} rank{'s' if time.ranks > 1 else ''}"
-    each = _duration(whole / time.ranks)
+    each = duration_text(whole / time.ranks)
     words = ", ".join(part for part in shown if part)
     return f"goodput {_share(time.spent.training, whole)} of {ranks} x {each}: {words}"
 
@@ -160,10 +161,3 @@ def _part(spent: TimeSpent, name: str, whole: float) -> str:
 
 def _share(seconds: float, whole: float) -> str:
     return f"{100 * seconds / whole:.1f} %"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

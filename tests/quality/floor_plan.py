@@ -64,8 +64,8 @@ CORE = {
         *within("web", "figures requests"),
         *within(
             "values",
-            "cause_json cause_text error_codes events frozen_map late_dataclass outcome_codes questions rank_report "
-            "rank_time rank_view rows state straggler_state text_limits types version wire_names",
+            "cause_json cause_text durations error_codes events frozen_map late_dataclass outcome_codes questions "
+            "rank_report rank_time rank_view rows state straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
@@ -229,8 +229,8 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_json cause_text error_codes events late_dataclass outcome_codes questions rank_report rank_time rank_view "
-    "straggler_state text_limits types version wire_names",
+    "cause_json cause_text durations error_codes events late_dataclass outcome_codes questions "
+    "rank_report rank_time rank_view straggler_state text_limits types version wire_names",
 )
 ABROAD = {
     ("launcher", "core"): {
