@@ -33,7 +33,7 @@ from launcher.exchange import (
     StopRequested,
     StoreReached,
 )
-from launcher.health import step_rate
+from launcher.health import page
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.stall_detection import excused
@@ -470,7 +470,7 @@ class StatusLine:
     def _show(self) -> None:
         seconds = int(time.monotonic() - self._started)
         clock = f"{seconds // 3600:d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        steps = step_rate.in_words(self._views()) if self._views is not None else ""
+        steps = page.progress_in_words(self._views()) if self._views is not None else ""
         parts = filter(None, (f"ddp-launch {self._target}", steps, self._text, clock))
         self._logs.progress(" | ".join(parts))
 

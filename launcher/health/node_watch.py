@@ -26,7 +26,7 @@ from launcher.exchange import Phase
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Disk, Health, Memory, Nic, NodeReading, Throttling
-from launcher.health.phase_times import phase_times
+from launcher.health.page import phase_times
 from launcher.machine import nvml as nvml_calls
 from launcher.machine.gpu_reading import read
 from launcher.machine.gpu_state import GpuName, visible_indexes

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.health import page
-from launcher.health.step_rate import in_words
+from launcher.health.page import progress_in_words
 from rendezvous.values.rank_view import Histogram, ProcessView, RankView, Totals
 
 TRAINS = RankView(
@@ -43,11 +43,11 @@ def with_totals(**more: object) -> RankView:
     ],
 )
 def test_in_words(views: list[RankView], words: str) -> None:
-    assert in_words(views) == words
+    assert progress_in_words(views) == words
 
 
 @given(st.integers(0, 10**9))
 def test_a_page_full_of_nonsense_has_words_too(seed: int) -> None:
     memory = random.Random(seed).randbytes(page.SIZE)
     seen = page.snapshot(lambda at, size: memory[at : at + size])
-    assert in_words([page.view(seen, 10**12, 3, ProcessView())]).isprintable()
+    assert progress_in_words([page.view(seen, 10**12, 3, ProcessView())]).isprintable()

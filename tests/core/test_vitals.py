@@ -23,7 +23,7 @@ from launcher.health.node_health import (
     evaluate,
     next_sample_s,
 )
-from launcher.health.phase_times import phase_times
+from launcher.health.page import phase_times
 from launcher.machine.gpu_state import Gpu
 from launcher.machine.xids import Xid
 from launcher.settings.values import BadValue, health_address, stragglers

@@ -22,7 +22,7 @@ from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, analysed, with_recorded
 from launcher.health.node_health import Health
-from launcher.health.phase_times import phase_times
+from launcher.health.page import phase_times
 from launcher.health.stall_detection import Watch, look, reports
 from launcher.joining.join import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
 from launcher.output import lines as output

@@ -20,9 +20,9 @@ CORE = {
         *within("failure", "crash_text hidden_modules story symptoms verdict "),
         *within(
             "health",
-            "exposition flight_recorder nccl_env node_health page phase_times ras_report "
+            "exposition flight_recorder nccl_env node_health page ras_report "
             "stack_text "
-            "stall_detection step_rate stop_rules time_ledger",
+            "stall_detection stop_rules time_ledger",
         ),
         *within("answers", "rank_table restart_clock step_watch"),
         *within("hosts", "command_lines"),
