@@ -325,6 +325,9 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",
 }
 
+# The product as a whole, without the generated messages. Both may only fall; the goal is 73,000 lines in 300 files.
+MOST_PRODUCT_LINES = 81_200
+MOST_PRODUCT_FILES = 405
 MAX_FILE_LINES = 900
 MAX_TEST_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60

@@ -118,6 +118,12 @@ def test_a_module_with_one_importer_has_a_reason():
     assert plan.MAY_HAVE_ONE_IMPORTER.keys() <= set(NAMES), "a reason for a module that does not exist"
 
 
+def test_the_product_stays_within_its_budget():
+    """A reader is to hold it in the head: what is added pays for its room."""
+    assert len(MODULES) <= plan.MOST_PRODUCT_FILES
+    assert sum(module.source.count("\n") for module in MODULES) <= plan.MOST_PRODUCT_LINES
+
+
 def test_no_modules_import_each_other():
     assert not tidy.circles(MODULES)
 
