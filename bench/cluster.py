@@ -23,7 +23,7 @@ from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined
-from rendezvous.values.types import AgentId, JobSpec, NodeFacts
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "idle.py")
 JOB = "cluster"
@@ -50,7 +50,7 @@ class Neighbours:
 
     async def _join(self) -> None:
         self._sessions = []
-        for number in range(1, self._spec.job.max_nodes):
+        for number in range(1, self._spec.max_nodes):
             agent = AgentId(f"node{number}", "1")
             session = connect([self._endpoint], agent, ClientOptions())
             session.send(
@@ -64,7 +64,16 @@ class Neighbours:
 
 def measure(nodes: int, ranks: int, seconds: float) -> float:
     """Per cent of one processor."""
-    asked = JobSpec(JOB, nodes, nodes, SCRIPT, nproc=str(ranks), version=VERSION)
+    asked = JobSpec(
+        JOB,
+        nodes,
+        nodes,
+        SCRIPT,
+        nproc=str(ranks),
+        version=VERSION,
+        scale_up=ScaleUp.IMMEDIATE,
+        recover=Recover.AUTO,
+    )
     with serving("memory") as service, Neighbours(service.endpoint, asked):
         program = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
         words = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", "0"]

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import os, sys
-from launcher.template import rank
+from launcher.template import loop
 out, into = os.pipe()
 os.dup2(into, 1)
 before = repr(sys.stdout), repr(sys.stdout.buffer), sys.stdout.line_buffering, sys.stdout.write_through
-rank.renew_streams()
+loop.renew_streams()
 sys.stdout.reconfigure(encoding="latin-1")
 print("\u00e9")
 assert os.read(out, 9) == b"\\xe9\\n"

@@ -77,7 +77,9 @@ def test_from_the_start_of_a_job_to_its_end(browser: Browser, served: Site, tmp_
             keep(page, "abort", tmp_path)
             press(page, "Abort seen")
             expect(page.locator(".head .badge")).to_have_text("failed")
-            expect(page.locator(".events").get_by_text("seen enough (token ").first).to_be_visible()
+            expect(
+                page.locator(".events").get_by_text("seen enough (on the page) (ordered by token ").first
+            ).to_be_visible()
             expect(page.get_by_role("button", name="Abort", exact=True)).to_be_hidden()
             assert job.wait() != 0
 
