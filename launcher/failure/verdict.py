@@ -311,9 +311,7 @@ def _killed(end: RankEnd) -> _Account:
             reason = "killed by SIGKILL: the kernel's out-of-memory killer"
             return _Account(FailureClass.OUT_OF_MEMORY, reason, hint=_TOO_LITTLE_MEMORY, signal=end.signal)
         case False:
-            reason = (
-                "killed by SIGKILL from a process outside the job (the kernel reports no out-of-memory kill)"
-            )
+            reason = "killed by SIGKILL, not from ddp-launch; the kernel reports no out-of-memory kill"
         case None:
             reason = "killed by SIGKILL (the kernel does not report whether memory ran out)"
     return _Account(FailureClass.SIGNAL, reason, signal=end.signal)

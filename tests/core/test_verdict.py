@@ -272,7 +272,7 @@ def test_signals_by_name(number: int, stderr: str, reason: str) -> None:
         (
             False,
             C.SIGNAL,
-            "killed by SIGKILL from a process outside the job (the kernel reports no out-of-memory kill)",
+            "killed by SIGKILL, not from ddp-launch; the kernel reports no out-of-memory kill",
         ),
         (
             None,

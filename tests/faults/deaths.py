@@ -53,14 +53,12 @@ DEATHS = (
     death("fpe", "a division by zero in native code", "divides_by_zero@forward", "SIGFPE"),
     death("bus-error", "a memory-mapped file is truncated", "reads_a_shrunken_file@data", "SIGBUS"),
     death("recursion", "infinite recursion", "recurses@forward", "RecursionError"),
-    death(
-        "killed", "SIGKILL from outside", "", "SIGKILL from a process outside the job", outside="kill_rank"
-    ),
+    death("killed", "SIGKILL from outside", "", "SIGKILL, not from ddp-launch", outside="kill_rank"),
     death(
         "killed-ours-shm",
         "the same",
         "",
-        "SIGKILL from a process outside the job",
+        "SIGKILL, not from ddp-launch",
         outside="kill_rank",
         wrap="ours",
         backend="shm",

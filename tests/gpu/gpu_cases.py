@@ -51,9 +51,7 @@ CASES: tuple[Case, ...] = (
     ),
     death("exception", "an exception in the forward pass", "raises@forward", _BAD),
     death("exception-torch", "the same", "raises@backward", _BAD, wrap="torch"),
-    death(
-        "killed", "SIGKILL from outside", "", "SIGKILL from a process outside the job", outside="kill_rank"
-    ),
+    death("killed", "SIGKILL from outside", "", "SIGKILL, not from ddp-launch", outside="kill_rank"),
     death("killed-torch", "the same", "", "SIGKILL", outside="kill_rank", wrap="torch"),
     death("memory", "more memory than the GPU has", "runs_out_of_device_memory@forward", _OOM),
     death("illegal", "a kernel writes to unmapped memory", "writes_beyond_its_memory@forward", _ILLEGAL),
