@@ -66,9 +66,10 @@ def test_a_command_gets_each_event_of_a_job(launch: Launch, tmp_path: Path) -> N
 LOSES_ITS_ZYGOTE = """
 import os, signal, time
 zygote = os.path.join(os.environ["THERE"], "zygote")
-with open(zygote + ".part", "w") as file:
+part = zygote + ".part" + os.environ["RANK"]
+with open(part, "w") as file:
     file.write(str(os.getppid()))
-os.rename(zygote + ".part", zygote)
+os.rename(part, zygote)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
