@@ -19,7 +19,7 @@ from rendezvous.rounds import hang_examination, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
 from rendezvous.rounds.orders import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
-from rendezvous.rounds.sealing import STORE_TIMEOUT_S, end_incomplete_round, seal, tell_progress
+from rendezvous.rounds.sealing import end_incomplete_round, seal, store_timeout_s, tell_progress
 from rendezvous.rounds.stopping import (
     abort,
     finish_if_all_did,
@@ -313,7 +313,7 @@ def _settle(state: JobState, now: float) -> Result:
 def _give_up(state: JobState, now: float) -> Result:
     if state.phase is Phase.SEALED:
         keeper = [m for m in state.members.values() if m.node_rank == 0]
-        limit_s = max(spec_of(state).join_timeout_s, STORE_TIMEOUT_S)
+        limit_s = store_timeout_s(spec_of(state))
         reason = f"did not open its TCPStore within {limit_s:g} s (see the log of its agent)"
         return lose(state, keeper, reason, now)
     return seal(state, now) if present(state) >= state.min_nodes else end_incomplete_round(state)

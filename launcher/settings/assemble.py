@@ -292,11 +292,9 @@ def _times(work: Assembly) -> tuple[float, float, float]:
 
 def _time(settings: Settings, dest: str, key: str, text: str | None) -> float:
     own: float = settings[dest]
-    return (
-        own
-        if text is None or settings.of(dest).given
-        else _conf_value(settings, key, text, positive_duration)
-    )
+    if text is None or settings.of(dest).given:
+        return own
+    return _conf_value(settings, key, text, positive_duration)
 
 
 def _lease_s(settings: Settings, conf: dict[str, str]) -> float:

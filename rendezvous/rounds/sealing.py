@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     NaturalKey = tuple[tuple[int, int, str], ...]
 
 
-STORE_TIMEOUT_S = 600.0  # to open the store; a longer --join-timeout counts instead
+_STORE_TIMEOUT_S = 600.0  # to open the store; a longer --join-timeout counts instead
 PROGRESS_S = 1.0  # the shortest interval between two progress messages to waiting agents
 
 
@@ -191,7 +191,11 @@ def seal(state: JobState, now: float) -> Result:
 
 def _store_due(world: World, spec: JobSpec, now: float) -> float | None:
     """When the node that opens the store counts as lost: it imports torch first. If it is alone nobody waits."""
-    return None if len(world.placements) == 1 else now + max(spec.join_timeout_s, STORE_TIMEOUT_S)
+    return None if len(world.placements) == 1 else now + store_timeout_s(spec)
+
+
+def store_timeout_s(spec: JobSpec) -> float:
+    return max(spec.join_timeout_s, _STORE_TIMEOUT_S)
 
 
 def _without_heal_or_restart(state: JobState, chosen: list[Member], now: float) -> Result | None:
