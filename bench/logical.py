@@ -37,7 +37,7 @@ WORLDS = [
     (4, 1, "gloo"),
 ]
 HEAD = (
-    "| model | processes | logical ranks | backend | a step without | ratio: median (min .. max of rounds) | target | "
+    "| model | processes | logical ranks | backend | a step without | ratio (min .. max) | target | "
     "| CPU time, ratio |"
 )
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 from dataclasses import asdict
@@ -22,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def table(title: str, comparisons: Sequence[Comparison]) -> str:
     lines = [
-        f"| {title} | torchrun | ddp-launch | ratio: median (min .. max of rounds) | target | |",
+        f"| {title} | torchrun | ddp-launch | ratio (min .. max) | target | |",
         "|---|---:|---:|---:|---:|---|",
     ]
     for row in comparisons:
@@ -35,12 +36,10 @@ def table(title: str, comparisons: Sequence[Comparison]) -> str:
 
 def tally(rounds: Sequence[Round]) -> str:
     """How many runs the table stands on, and how many have no figure."""
-    parts = []
-    for name, runs in (("torchrun", [r.theirs for r in rounds]), ("ddp-launch", [r.ours for r in rounds])):
-        failed = sum(1 for run in runs if run.problem)
-        hung = sum(1 for run in runs if run.hung)
-        parts.append(f"{name} {len(runs)} runs, {failed} without a figure ({hung} of them hung)")
-    return "; ".join(parts) + "."
+    runs = [run for each in rounds for run in (each.theirs, each.ours)]
+    failed = sum(1 for run in runs if run.problem)
+    hung = sum(1 for run in runs if run.hung)
+    return f"{len(rounds)} rounds, {failed} without a figure" + (f" ({hung} hung)." if hung else ".")
 
 
 def _amount(values: list[float], unit: str) -> str:
@@ -65,9 +64,9 @@ def _target(quantity: Quantity) -> str:
 def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs, {memory:.0f} GiB, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, torch {version('torch')}; "
-        f"load average at the start {os.getloadavg()[0]:.2f}"
+        f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs, {memory:.0f} GiB, "
+        f"Linux {'.'.join(platform.release().split('.')[:2])}, Python {platform.python_version()}, "
+        f"torch {version('torch')}; load average at the start {os.getloadavg()[0]:.2f}"
     )
 
 
@@ -137,11 +136,36 @@ def publish(name: str, text: str, figures: object, options: argparse.Namespace) 
 
 
 def write_between_markers(path: str, name: str, text: str) -> None:
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    """After `<!-- NAME:begin -->` all of it; after `<!-- NAME:begin rows: REGEX -->` the rows that begin so."""
+    end = f"<!-- {name}:end -->"
     with open(path) as file:
-        before, found_begin, rest = file.read().partition(begin)
-    _old, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        raise SystemExit(f"{path} has no place for this table: {begin} and {end} are missing")
+        page = file.read()
+    begin = re.search(f"<!-- {re.escape(name)}:begin(?: rows: (.*))? -->\n", page)
+    if begin is None or end not in page:
+        raise SystemExit(f"{path} has no place for this table: <!-- {name}:begin --> and {end} are missing")
+    text = without_machine(text, page[: begin.start()])
+    chosen = some_rows(text, begin[1]) if begin[1] else text
     with open(path, "w") as file:
-        file.write(f"{before}{begin}\n{text}\n{end}{after}")
+        file.write(f"{page[: begin.end()]}{chosen}\n{end}{page[page.index(end) + len(end) :]}")
+
+
+def without_machine(text: str, before: str) -> str:
+    """Only the load average, if the page has already described this machine."""
+    found = re.search("Machine: (.*?); load", text)
+    known = found is not None and f"machine is: {found[1]}." in before
+    return text.replace(f"Machine: {found[1]}; load", "Load") if found and known else text
+
+
+def some_rows(text: str, begins: str) -> str:
+    """Without rows whose first cells do not match, and without tables that have no rows left, with their counts."""
+    blocks: list[str] = []
+    without = False
+    for block in text.split("\n\n"):
+        lines = block.split("\n")
+        if lines[0].startswith("|"):
+            rows = [line for line in lines[2:] if re.match(begins, line[2:])]
+            blocks += ["\n".join([*lines[:2], *rows])] if rows else []
+            without = not rows
+        elif not without or not re.match(r"\d+ rounds", block):
+            blocks.append(block)
+    return "\n\n".join(blocks)

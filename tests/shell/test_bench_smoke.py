@@ -159,8 +159,7 @@ def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
     env = {**os.environ, "BENCH_SMOKE": tag}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr
-    assert "torchrun 1 runs, 1 without a figure (1 of them hung)" in done.stdout
-    assert "ddp-launch 1 runs, 1 without a figure (1 of them hung)" in done.stdout
+    assert "1 rounds, 2 without a figure (2 hung)" in done.stdout
     assert not tagged_processes(tag)
 
 
@@ -342,3 +341,18 @@ def test_status_page(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "| a collective entered |" in page.read_text()
     assert "(median of 2 pairs of blocks" in page.read_text()
+
+
+def test_a_page_shows_the_rows_that_its_marker_names(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("The machine is: a PC.\n<!-- x:begin rows: 4 B|1 GB -->\nold\n<!-- x:end -->\nbelow\n")
+    rows = "| {} | t |\n|---|---|\n| 4 B | {} |\n| 64 B | 2 |\n\n3 rounds, 0 without a figure."
+    other = "| other | t |\n|---|---|\n| 2 B | 3 |\n\n9 rounds, none."
+    text = f"{rows.format('size', 1)}\n\n{other}\n\nMachine: a PC; load 1."
+    command = "import shown, sys; shown.write_between_markers(sys.argv[1], 'x', sys.argv[2])"
+    bench = os.path.join(ROOT, "bench")
+    subprocess.run([sys.executable, "-c", command, str(page), text], check=True, cwd=bench)
+    shown = "| size | t |\n|---|---|\n| 4 B | 1 |\n\n3 rounds, 0 without a figure.\n\nLoad 1."
+    assert page.read_text() == (
+        f"The machine is: a PC.\n<!-- x:begin rows: 4 B|1 GB -->\n{shown}\n<!-- x:end -->\nbelow\n"
+    )
