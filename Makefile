@@ -124,9 +124,9 @@ bench: install-bench
 	$(BIN)/python bench/ddp.py
 	$(BIN)/python bench/overhead.py
 
-# Every fault of tests/faults, and the table of docs/faults.md made of what came of it.
+# Every fault of bench/faults, and the table of docs/faults.md made of what came of it.
 faults: install-test
-	$(BIN)/python tests/faults/suite.py --write-docs
+	$(BIN)/python bench/faults/suite.py --write-docs
 
 # Other releases of torch, one after the other, each in an environment of its own; docs/compatibility.md has the results.
 VERSIONS ?=

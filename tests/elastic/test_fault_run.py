@@ -18,7 +18,7 @@ from ports import free_port
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "programs" / "under_faults.py"
-FAULTS = HERE.parent / "faults" / "programs"
+FAULTS = HERE.parents[1] / "bench" / "faults" / "programs"
 # Each is done to one rank; the launcher ends all others.
 KINDS = [
     "kills_itself",

@@ -1,4 +1,4 @@
-"""The faults of `make gpu`: those of tests/faults that GPUs or NCCL may answer differently, and those of GPUs alone.
+"""The faults of `make gpu`: those of bench/faults that GPUs or NCCL may answer differently, and those of GPUs alone.
 
 The ranks share the cards that are there. The cases with one rank run also where ranks cannot share a card.
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "faults"))
 
 from fault_case import HANG_TIMEOUT_S, Case, Kind
 

@@ -14,7 +14,7 @@ import gpu_part
 from gpu_cases import BY_NAME
 
 _TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(_TESTS / folder) for folder in ("shell", "lab", "faults")]
+sys.path[:0] = [str(_TESTS / folder) for folder in ("shell", "lab", "../bench/faults")]
 
 import fault_table  # noqa: E402
 from fault_play import play  # noqa: E402

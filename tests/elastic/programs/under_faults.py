@@ -1,6 +1,6 @@
 """A training in which ranks do wrong as PLAN says, each thing once, and which tells the bits of its end.
 
-`faults`: the step, the place in it, the rank and the kind: a function of tests/faults/programs/faults.py, or `node`,
+`faults`: the step, the place in it, the rank and the kind: a function of bench/faults/programs/faults.py, or `node`,
 where the test removes the node of the rank. What has been done is noted in a folder that outlives the ranks.
 """
 

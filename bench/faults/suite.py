@@ -1,4 +1,4 @@
-"""All cases, several at a time: `python tests/faults/suite.py [NAME ...] [--jobs N] [--recover HOW] [--write-docs]`."""
+"""All cases, several at a time: `python bench/faults/suite.py [NAME ...] [--jobs N] [--recover HOW] [--write-docs]`."""
 
 from __future__ import annotations
 

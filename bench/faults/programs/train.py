@@ -38,7 +38,9 @@ from torch.utils.data import DataLoader, Dataset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NCCL_LIKE = str(Path(__file__).parents[2] / "nccl")  # tests/nccl, whose package nccl_like is a backend
+NCCL_LIKE = str(
+    Path(__file__).parents[3] / "tests" / "nccl"
+)  # tests/nccl, whose package nccl_like is a backend
 AT_STEP = 20  # by then every rank has passed for one that trains, with an optimizer of torch or without
 STEPS_AGAIN = 3
 STEPS_OF_SURVIVORS = 15
@@ -212,7 +214,7 @@ def train(
 
 def on_a_card() -> torch.device:
     """Of this rank, which may share it with others."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
+    sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu"))
     from gpu_part import place
 
     rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
