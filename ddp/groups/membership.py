@@ -256,7 +256,10 @@ def _is_handle(text: str, name: str) -> bool:
 
 def _fallbacks(store: Any, rank: int, size: int, timeout: timedelta) -> dict[str, Any]:
     with guard.creating_group():
-        gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+    if size > 1:
+        # A member that ended now would break the connections that a slower one is still making, as in torch's groups.
+        gloo.barrier().wait()
     found: dict[str, Any] = {"cpu": gloo}
     if torch.cuda.is_available() and dist.is_nccl_available():
         from torch.distributed import ProcessGroupNCCL

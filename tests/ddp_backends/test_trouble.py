@@ -198,3 +198,11 @@ def test_errors_are_of_torchs_kind():
         (raised,) = ranks.answers([0])
         assert isinstance(raised, Raised)
         assert raised.kind == "DistBackendError"
+
+
+@pytest.mark.parametrize("backend", ["shm", "hier"])
+def test_no_member_leaves_before_all_are_connected(backend):
+    """A rank that ended right after it had joined broke the connection that a slower one was still making."""
+    with Crew(2, backend) as ranks:
+        assert not ranks.problems
+        assert ranks.run(trouble.form_while_one_is_held, 1) == [False, False]

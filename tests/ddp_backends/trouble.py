@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import operator
 import os
@@ -443,3 +444,41 @@ def nothing_after_destroy():
     dist.destroy_process_group()
     files, _threads = belongings()
     return [f for f in files if "ddp-shm" in f], maps_of_shm()
+
+
+class HeldStore(dist.Store):
+    """On the held rank, Gloo does not learn the addresses of its peers until one of them has formed the group."""
+
+    def __init__(self, base, held):
+        super().__init__()
+        self.base, self.held, self.left_early = base, held, False
+
+    def get(self, key):
+        if self.held and "gloo/" in key:
+            self.held = False
+            with contextlib.suppress(RuntimeError):
+                self.base.wait(["formed"], timedelta(seconds=1))
+                self.left_early = True
+        return self.base.get(key)
+
+    def set(self, key, value):
+        self.base.set(key, value)
+
+    def add(self, key, number):
+        return self.base.add(key, number)
+
+    def check(self, keys):
+        return self.base.check(keys)
+
+    def wait(self, keys, timeout=timedelta(seconds=60)):
+        self.base.wait(keys, timeout)
+
+
+def form_while_one_is_held(held):
+    """Whether a peer had formed the group while the held rank was still connecting to it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    base = dist.PrefixStore("held", dist.distributed_c10d._get_default_store())
+    store = HeldStore(base, rank == held)
+    dist.group.WORLD.form_again(store, rank, size, list(range(size)))
+    base.set("formed", "yes")
+    return store.left_early
