@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options errors images lock audit wheel dist sbom tools fuzz clean site site-version
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options layout errors images lock audit wheel dist sbom tools fuzz clean site site-version
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -212,6 +212,10 @@ site-version: site
 # docs/options.md is made from the table of options; a test holds the two together.
 options: install
 	$(BIN)/python docs/options.py > docs/options.md
+
+# The header of the C writer and the table of docs/status-page.md, from ddp/telemetry/contracts.py; a test holds them together.
+layout: install
+	$(BIN)/python docs/page_layout.py
 
 # The screenshots of the page in the README, from simulated jobs.
 screenshots: install-test

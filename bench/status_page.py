@@ -10,7 +10,6 @@ alternate: with the marks on torch's functions, and with the functions as torch 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import socket
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)  # beside this file lies a ddp.py, which is not the package
 
-from ddp.telemetry import page_writer, status_page  # noqa: E402
+from ddp.telemetry import status_page  # noqa: E402
 from launcher.health.pages import Pages  # noqa: E402
 
 if TYPE_CHECKING:
@@ -60,27 +59,14 @@ def _writes(page: Any) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def writes_table(calls: int) -> str:
     nothing = _ns(lambda: None, calls)
-    rows = [f"| a call that does nothing | {nothing:.0f} ns | {nothing:.0f} ns |"]
-    with _paper() as file:
-        writers = [status_page.page(), page_writer.Page(file)]
-        for compiled, plain in zip(*map(_writes, writers), strict=True):
-            ours, fallback = (_ns(call, calls) - nothing for _name, call in (compiled, plain))
-            rows.append(f"| {compiled[0]} | {ours:.0f} ns | {fallback:.0f} ns |")
-    head = "| one write | compiled | in Python, its fallback |\n|---|---:|---:|"
-    return "\n".join([head, *rows])
-
-
-@contextlib.contextmanager
-def _paper() -> Iterator[int]:
-    """A page for this process, and the descriptor of another."""
     pages = Pages()
     os.environ |= pages.open(0, 0)
-    path = pages.open(1, 1)["DDP_STATUS_PAGE"]
-    file = os.open(path, os.O_RDWR)
-    try:
-        yield file
-    finally:
-        os.close(file)
+    rows = [f"| a call that does nothing | {nothing:.0f} ns |"]
+    rows += [
+        f"| {name} | {_ns(call, calls) - nothing:.0f} ns |" for name, call in _writes(status_page.page())
+    ]
+    pages.close_all()
+    return "\n".join(["| one write | time |\n|---|---:|", *rows])
 
 
 # --- all that a step writes --------------------------------------------------------------------------

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from launcher.template.contracts import ENDING_FILE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_VARIABLE = "DDP_ENDING_FILE"
-
 
 def leave(exit_code: int, reason: str, code: str | None, failure: Mapping[str, object] | None = None) -> None:
-    path = os.environ.get(_VARIABLE)
+    path = os.environ.get(ENDING_FILE)
     if not path:
         return
     import json

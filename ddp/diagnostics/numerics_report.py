@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp.telemetry.name_list import listed
+from ddp.telemetry.coded import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,6 +25,7 @@ from ddp.elastic.images import copies, image, leaves, spans
 from ddp.groups import accelerator
 from ddp.telemetry import capture, guard, status_page, torch_api
 from ddp.telemetry.coded import Coded, WrongType, WrongUse
+from ddp.telemetry.contracts import GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -641,7 +642,7 @@ _NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
 
 
 def _generation() -> str:
-    return os.environ.get("DDP_GENERATION", "")
+    return os.environ.get(GENERATION, "")
 
 
 def _wait_for_device() -> None:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp.groups import core_loading
+from ddp.telemetry.contracts import CHECKPOINT_REQUEST
 
-_VARIABLE = "DDP_CHECKPOINT_REQUEST"
 _SIGNAL_GRACE_S = 5.0  # the time the launcher has to react to a signal that it should have received as well
 
 
@@ -35,7 +35,7 @@ class CheckpointRequest:
 
 
 def _path() -> str:
-    return os.environ.get(_VARIABLE, "")
+    return os.environ.get(CHECKPOINT_REQUEST, "")
 
 
 def _answer_path(path: str) -> str:

@@ -35,6 +35,7 @@ from ddp.groups import joining, reform
 from ddp.telemetry import blocked_thread, guard, status_page
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_words import is_communication_error, is_fault_of_this_rank
+from ddp.telemetry.contracts import GENERATION
 from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
@@ -598,4 +599,4 @@ class State:
 
 
 def _generation() -> str:
-    return os.environ.get("DDP_GENERATION", "")
+    return os.environ.get(GENERATION, "")

@@ -8,6 +8,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.contracts import NATIVE
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -17,7 +19,7 @@ _warnings: list[str] = []
 
 @functools.cache
 def native() -> ModuleType | None:
-    if os.environ.get("DDP_NATIVE", "1") == "0":
+    if os.environ.get(NATIVE, "1") == "0":
         warn_once("the compiled core is disabled by DDP_NATIVE=0")
         return None
     try:

@@ -32,12 +32,12 @@ from ddp.groups.shared_work import FinishedWork
 from ddp.telemetry import guard, status_page, torch_api, torch_names
 from ddp.telemetry.coded import Coded
 from ddp.telemetry.collective_marks import FACTS, copy_name
+from ddp.telemetry.contracts import GUARD, JOINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _log = logging.getLogger("ddp")
-VARIABLE = "DDP_JOINS"
 _BARRIERS = ("barrier", "monitored_barrier")
 _LIBRARIES = (os.path.dirname(os.path.dirname(torch.__file__)), os.path.dirname(os.path.dirname(__file__)))
 
@@ -58,7 +58,7 @@ class _Gate:
 
     @property
     def closed(self) -> bool:
-        return not self.joined and os.environ.get(VARIABLE) == "1"
+        return not self.joined and os.environ.get(JOINS) == "1"
 
 
 _gate = _Gate()
@@ -87,7 +87,7 @@ def joined() -> None:
 
 def resumed() -> None:
     """The script has called `state.resume` itself. The survivors do not wait for what comes before `state.run`."""
-    if not _gate.trains and os.environ.get(VARIABLE) == "1":
+    if not _gate.trains and os.environ.get(JOINS) == "1":
         _gate.joined, _gate.has_resumed = False, True
 
 
@@ -99,11 +99,11 @@ def trains(obstacle: str = "") -> None:
     if _gate.trains:
         return
     _gate.joined = _gate.trains = True
-    if os.environ.get(VARIABLE) == "1":  # the ranks before this one have said why
+    if os.environ.get(JOINS) == "1":  # the ranks before this one have said why
         return
     if why := obstacle or reform.obstacle():
         guard.cannot_heal(why)
-        if os.environ.get(guard.VARIABLE) and os.environ.get("RANK") == "0":
+        if os.environ.get(GUARD) and os.environ.get("RANK") == "0":
             _log.warning("ddp: after a failure all ranks will restart, not only the failed ones: %s", why)
 
 

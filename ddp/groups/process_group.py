@@ -33,6 +33,7 @@ from ddp.groups.rank_info import (
 )
 from ddp.telemetry import guard, torch_marks
 from ddp.telemetry.comm_error import explaining
+from ddp.telemetry.contracts import BACKEND, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,6 @@ def mpi_store(timeout: timedelta) -> tuple[str, Store]:
 
 # --- init ------------------------------------------------------------------------------------------
 
-_BACKEND, _TIMEOUT = "DDP_BACKEND", "DDP_TIMEOUT_S"
 _LOOPBACK = "lo"
 _MEET_WITHIN = timedelta(minutes=5)
 
@@ -233,12 +233,12 @@ def _accelerator_or_raise() -> torch.device:
 
 def _names_none(asked: str) -> bool:
     """Whether neither the call nor the user names a backend."""
-    return asked == "auto" and os.environ.get(_BACKEND, "auto") == "auto"
+    return asked == "auto" and os.environ.get(BACKEND, "auto") == "auto"
 
 
 def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
     if not _names_none(asked):
-        asked = os.environ[_BACKEND] if asked == "auto" else asked
+        asked = os.environ[BACKEND] if asked == "auto" else asked
         if asked == "mpi" and not dist.is_mpi_available():
             asked = "mpi4py"
         _register_ours(asked)
@@ -271,8 +271,8 @@ def _limit(timeout: timedelta | float | None) -> timedelta | None:
     if isinstance(timeout, timedelta):
         return timeout
     if timeout is None:
-        text = os.environ.get(_TIMEOUT)
-        return timedelta(seconds=seconds(text, _TIMEOUT)) if text else None
+        text = os.environ.get(TIMEOUT_S)
+        return timedelta(seconds=seconds(text, TIMEOUT_S)) if text else None
     return timedelta(seconds=seconds(str(timeout), "timeout"))
 
 

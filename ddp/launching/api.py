@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ddp.launching import parcels
 from ddp.launching.command_line import name_of, options_of
 from ddp.launching.errors import CANNOT_PICKLE, INVALID_ARGUMENT, LaunchError, of_ending
+from ddp.telemetry.contracts import CALL_FOLDER, ENDING_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -129,8 +130,6 @@ def _show_next(selector: selectors.BaseSelector) -> None:
 
 # --- launch ----------------------------------------------------------------------------------------
 
-_ENDING = "DDP_ENDING_FILE"  # where the command writes how the job has ended
-_FOLDER = "DDP_CALL_FOLDER"  # of the function, for the ranks
 _STOPPED = (128 + 2, 128 + 15)
 
 
@@ -187,7 +186,7 @@ def _run(function: Callable[..., Any], folder: Path, keywords: Mapping[str, Any]
     ending = folder / "ending"
     # The same words on all nodes of a job; with several nodes, the job is named after the function.
     words = [*flags, "-m", "ddp.launching.rank", name]
-    exit_code = run(words, {**os.environ, _ENDING: str(ending), _FOLDER: str(folder)})
+    exit_code = run(words, {**os.environ, ENDING_FILE: str(ending), CALL_FOLDER: str(folder)})
     if exit_code == 0:
         return parcels.results_in(folder)
     if text := parcels.unsendable(folder):

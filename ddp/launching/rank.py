@@ -6,14 +6,15 @@ import os
 from pathlib import Path
 
 from ddp.launching import parcels
+from ddp.telemetry.contracts import CALL_FOLDER, GENERATION
 
 
 def main() -> None:
-    folder = Path(os.environ["DDP_CALL_FOLDER"])
+    folder = Path(os.environ[CALL_FOLDER])
     function, args, kwargs = parcels.call_in(folder)
     result = function(*args, **kwargs)
     # After a heal in place, the generation and the rank are not those of the start.
-    generation, rank = int(os.environ["DDP_GENERATION"]), int(os.environ["RANK"])
+    generation, rank = int(os.environ[GENERATION]), int(os.environ["RANK"])
     parcels.write_result(folder, generation, rank, result)
 
 

@@ -11,8 +11,7 @@ import sysconfig
 import traceback
 from typing import TYPE_CHECKING
 
-from ddp.telemetry.coded import WrongUse
-from ddp.telemetry.name_list import listed
+from ddp.telemetry.coded import WrongUse, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

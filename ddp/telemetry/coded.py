@@ -6,6 +6,13 @@ text here, and a test compares them with the table.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_NAMES = 20
+
 
 class Coded(Exception):
     code = ""
@@ -30,3 +37,9 @@ class WrongUse(Coded, RuntimeError):
     """A call that is not possible now, or in this way."""
 
     code = "DDP-7007"
+
+
+def listed(names: Sequence[object], most: int = _MAX_NAMES) -> str:
+    """Join names or ranks with commas. After `most` names, give only the number of the others."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

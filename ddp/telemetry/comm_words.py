@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .name_list import listed
+from .coded import listed
 from .peers import Peer
 
 if TYPE_CHECKING:

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 from . import profiling, torch_api
 from .blocked_thread import BlockedThread
 from .collective_marks import format_ranks
+from .contracts import GENERATION, GUARD
 from .observing import Observer
 from .peers import Peer, Peers
 
@@ -189,7 +190,6 @@ def _end_process(where: str) -> None:
 
 # --- the guard -------------------------------------------------------------------------------------
 
-VARIABLE = "DDP_GUARD"
 ASYNCHRONOUS = "asynchronous error"  # the launcher reports these at once, because no call raises them
 _POLL_ERRORS_S = 0.1
 _POLL_S = 1.0
@@ -208,7 +208,7 @@ def start() -> Guard:
     """Return the guard of this process; the first call starts it."""
     found: Guard | None = _first._guard
     if found is None or found.pid != os.getpid():
-        found = _first._guard = _first.Guard(os.environ.get(VARIABLE, ""))
+        found = _first._guard = _first.Guard(os.environ.get(GUARD, ""))
         found.begin()
     return found
 
@@ -318,7 +318,7 @@ class Guard:
         return ""
 
     def _hello(self) -> dict[str, Any]:
-        hello = {"hello": _number("RANK"), "generation": _number("DDP_GENERATION"), "pid": self.pid}
+        hello = {"hello": _number("RANK"), "generation": _number(GENERATION), "pid": self.pid}
         return hello | ({"heals": True} if self._heals else {})
 
     # --- healing: the same process in the next generation ----------------------------------------------
@@ -337,20 +337,20 @@ class Guard:
         """Wait until the launcher pauses this process; False if it does not within this time."""
         if not self._heals or self._socket is None:
             return False
-        generation = _number("DDP_GENERATION")
+        generation = _number(GENERATION)
         with self._paused:
             return self._paused.wait_for(lambda: self._paused_in == generation, within_s)
 
     def park(self) -> Continue:
         """Wait, outside of all collectives, for the next generation."""
         self._release.end()
-        self._send({"parked": {"generation": _number("DDP_GENERATION")}})
+        self._send({"parked": {"generation": _number(GENERATION)}})
         return self._orders.get()
 
     def go_on(self) -> None:
         """Begin the generation that is now in the environment."""
         with self._paused:
-            if self._paused_in != _number("DDP_GENERATION"):  # otherwise that one is over as well
+            if self._paused_in != _number(GENERATION):  # otherwise that one is over as well
                 self._reason, self.broken = "", ""
                 self._aborted.clear()
                 self.peers.begin_again()

@@ -2,7 +2,8 @@
 
 The launcher names the page in DDP_STATUS_PAGE. The first process that opens it is its only writer, until it exits. Any
 other process, for example a DataLoader worker or a tool that the script starts, gets a page that discards all writes.
-So does a process that was started without the launcher. A child that is forked from the writer writes nothing either.
+So does a process that was started without the launcher, and one whose installation has no compiled writer. A child that
+is forked from the writer writes nothing either.
 
 A write takes about 0.1 us and makes no system call: the page is shared memory, and the clock is read through the vDSO.
 docs/status-page.md describes the layout. Nothing here imports torch.
@@ -16,8 +17,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from . import page_writer
-from .page_writer import (
+from .contracts import (
     BACKWARD,
     CHECKPOINT,
     COMMUNICATE,
@@ -25,10 +25,17 @@ from .page_writer import (
     EVALUATION,
     EXITING,
     FORWARD,
+    HEADER_BLOCK,
     IDLE,
+    MAGIC,
+    NATIVE,
     OPTIMIZER,
     SECTION,
+    SIZE,
     STARTING,
+    STATUS_PAGE,
+    TRACE_COLLECTIVES,
+    VERSION,
 )
 
 _compiled: ModuleType | None
@@ -59,12 +66,6 @@ __all__ = [
     "page",
     "traces_collectives",
 ]
-
-VARIABLE = "DDP_STATUS_PAGE"
-SIZE = 4096
-_MAGIC = b"ddp-page" + (2).to_bytes(4, sys.byteorder) + SIZE.to_bytes(4, sys.byteorder)
-_WISHES, _PID = 16, 20  # offsets: what the launcher asks for; the writer's process id
-_TRACE_COLLECTIVES = 1
 
 
 class Page(Protocol):
@@ -174,7 +175,7 @@ def is_read() -> bool:
 def traces_collectives() -> bool:
     """Whether the launcher has enabled the tracing of collectives."""
     page()
-    return bool(_first._wishes & _TRACE_COLLECTIVES)
+    return bool(_first._wishes & TRACE_COLLECTIVES)
 
 
 def once(what: str) -> bool:
@@ -196,14 +197,14 @@ def kept(what: str) -> Any:
 def _open() -> Page:
     global _opened, _wishes
     _opened = _DiscardingPage()
-    path = os.environ.get(VARIABLE)
-    if path:
+    path = os.environ.get(STATUS_PAGE)
+    if path and _compiled is not None and os.environ.get(NATIVE, "1") != "0":
         with contextlib.suppress(OSError):  # the launcher is gone, or runs in another container
-            _opened = _claim(path) or _opened
+            _opened = _claim(path, _compiled.Page) or _opened
     return _opened
 
 
-def _claim(path: str) -> Page | None:
+def _claim(path: str, writer: Callable[[int], Page]) -> Page | None:
     """Become the writer of the page; return None if another process is. No descriptor stays open."""
     global _wishes
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -211,11 +212,14 @@ def _claim(path: str) -> Page | None:
         fcntl.flock(
             file, fcntl.LOCK_EX | fcntl.LOCK_NB
         )  # of two processes, only the first one becomes the writer
-        head = os.pread(file, _PID + 4, 0)
-        if not head.startswith(_MAGIC) or _has_other_writer(int.from_bytes(head[_PID:], sys.byteorder)):
+        head = os.pread(file, HEADER_BLOCK.end, 0)
+        if len(head) < HEADER_BLOCK.end:
             return None
-        _wishes = int.from_bytes(head[_WISHES:_PID], sys.byteorder)
-        return _writer_class()(file)
+        magic, version, size, wishes, pid, *_ = HEADER_BLOCK.packing.unpack(head)
+        if (magic, version, size) != (MAGIC, VERSION, SIZE) or _has_other_writer(pid):
+            return None
+        _wishes = wishes
+        return writer(file)
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)  # the mapping would keep the lock after the descriptor is closed
         os.close(file)
@@ -231,8 +235,3 @@ def _has_other_writer(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _writer_class() -> Callable[[int], Page]:
-    compiled = _compiled if os.environ.get("DDP_NATIVE", "1") != "0" else None
-    return page_writer.Page if compiled is None else compiled.Page

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import collective_marks, comm_words, guard, profiling, status_page, torch_api, torch_names
 from .collective_marks import format_ranks, given_timeout_s
+from .contracts import DEBUG, LONGEST_GROUP_NAME, STEP_PROFILE, STEP_PROFILE_STEPS
 from .observing import Observer
-from .page_writer import LONGEST_NAME
 from .status_page import BACKWARD, CHECKPOINT, COMMUNICATE, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 
 try:
@@ -144,7 +144,7 @@ def _creators(page: Page, op: str, ranks: list[int]) -> int:
     """
     members = format_ranks(ranks)
     name = op if op == _FORMING else f"({members})"
-    if len(name) > LONGEST_NAME:
+    if len(name) > LONGEST_GROUP_NAME:
         name = f"({members[:24]}... {zlib.crc32(members.encode()):08x})"
     known: dict[str, int] = status_page.kept("forming")
     number = known.get(name)
@@ -158,14 +158,13 @@ def _creators(page: Page, op: str, ranks: list[int]) -> int:
 # The launcher sets DDP_DEBUG in all ranks. torch's functions are wrapped rather than given other defaults, because a
 # script may pass a timeout of its own.
 
-VARIABLE = "DDP_DEBUG"
 LONG = timedelta(days=7)
 _FUNCTIONS = ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration")
 
 
 def install_patience() -> None:
     """Wrap the functions that make groups, if a rank is debugged. torch must be imported."""
-    if not os.environ.get(VARIABLE):
+    if not os.environ.get(DEBUG):
         return
     import torch.distributed
 
@@ -208,7 +207,6 @@ def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
 # If several ranks run, they also measure all-reduces of some sizes. All ranks have made the same number of steps
 # then.
 
-PATH, STEPS = "DDP_STEP_PROFILE", "DDP_STEP_PROFILE_STEPS"
 WARM_UP = 5
 _FEWEST = 3
 _SIZES = tuple(1 << exponent for exponent in (2, 16, 20, 22, 24, 26))
@@ -217,9 +215,9 @@ _REPEATS = 5
 
 def install_step_profile() -> None:
     """Record if the launcher asks for it. torch must be imported before."""
-    path = os.environ.get(PATH)
+    path = os.environ.get(STEP_PROFILE)
     if path:
-        _Recorder(path, int(os.environ.get(STEPS, "20"))).install()
+        _Recorder(path, int(os.environ.get(STEP_PROFILE_STEPS, "20"))).install()
 
 
 class _Recorder:

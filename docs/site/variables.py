@@ -8,7 +8,7 @@ OF_THE_LIBRARY = {
     "DDP_TIMEOUT_S": "seconds that `ddp.init()` and collectives wait for other ranks, unless the call says it",
     "DDP_CHECK_NUMERICS": "`1` checks gradients for NaN and Inf, a larger number also compares the replicas every so "
     "many steps ([how](../ddp.md#find-nan-and-inf))",
-    "DDP_NATIVE": "`0` uses the Python code in place of the compiled one",
+    "DDP_NATIVE": "`0` loads nothing of the compiled core: Python code takes its place, and ranks have no status page",
     "DDP_DISABLE_COMM_MEM": "`0` puts buckets into memory that NCCL has registered, as for torch's own reducer",
     "DDP_HOST_KEY": "ranks with different values do not share memory, even on one host",
 }

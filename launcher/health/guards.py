@@ -19,6 +19,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.template import scratch
+from launcher.template.contracts import GUARD
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from launcher.output.lines import RankLabel
 
-VARIABLE = "DDP_GUARD"
 _NAME = "guard"
 _LONGEST_PATH = 107  # of a Unix socket
 _LONGEST_LINE = 1 << 16
@@ -103,7 +103,7 @@ class Guards:
             self._server = server
 
     def env(self) -> dict[str, str]:
-        return {VARIABLE: self._path} if self._server is not None else {}
+        return {GUARD: self._path} if self._server is not None else {}
 
     def close(self) -> None:
         if self._server is not None:

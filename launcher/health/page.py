@@ -12,9 +12,26 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from launcher.template.contracts import (
+    ASYNC,
+    BINS,
+    COLLECTIVE_BLOCK,
+    ERROR_BLOCK,
+    GROUP_BLOCK,
+    HEADER_BLOCK,
+    MAGIC,
+    MESSAGE_BLOCK,
+    NUMBERED,
+    PROGRESS_BLOCK,
+    REPEATS,
+    SECTION_BLOCK,
+    SIZE,
+    TOTALS_BLOCK,
+    UNCAUGHT,
+    VERSION,
+)
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import (
-    BINS,
     NO_REPEAT,
     Buckets,
     Collective,
@@ -32,11 +49,9 @@ from rendezvous.values.straggler_state import PhaseTimes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from launcher.template.contracts import PageBlock
 
-SIZE = 4096
-MAGIC = b"ddp-page"
-VERSION = 2
-TRACE_COLLECTIVES = 1
+
 _TRIES = 8
 _SECOND = 1e9
 
@@ -53,21 +68,19 @@ class Block:
         return self.at + 8 + self.fields.size
 
 
-# Has no counter: magic, version, size, wishes, pid, opened at, steps to repeat, step up to which.
-HEADER = Block(0, struct.Struct("=8sIIIIQ2Q"))
-PROGRESS = Block(64, struct.Struct("=II5Q12Q4I3Q"))
-SECTION = Block(256, struct.Struct("=QQ104s"))
-MESSAGE = Block(384, struct.Struct("=Q240s"))
-ERROR = Block(640, struct.Struct("=Q368s"))
-_COLLECTIVE = struct.Struct("=5QIIiI20s12s")
-_GROUP = struct.Struct("=II2Q40s24s")
-RING = tuple(Block(at, _COLLECTIVE) for at in range(1024, 2560, 96))
-GROUPS = tuple(Block(at, _GROUP) for at in range(2560, 3712, 96))
-TOTALS = Block(3712, struct.Struct("=QII8Q12Q24I24IQ"))
+HEADER = Block(HEADER_BLOCK.at, HEADER_BLOCK.packing)  # has no counter
+
+
+def _blocks(of: PageBlock) -> tuple[Block, ...]:
+    return tuple(Block(of.at + of.slot * place, of.packing) for place in range(of.many))
+
+
+PROGRESS, SECTION, MESSAGE, ERROR = (
+    _blocks(each)[0] for each in (PROGRESS_BLOCK, SECTION_BLOCK, MESSAGE_BLOCK, ERROR_BLOCK)
+)
+RING, GROUPS, (TOTALS,) = map(_blocks, (COLLECTIVE_BLOCK, GROUP_BLOCK, TOTALS_BLOCK))
 BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS, TOTALS)
 _PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
-_ASYNC = 1
-_NUMBERED, _REPEATS, _UNCAUGHT = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +197,9 @@ class _Reading:
             formed_s=self._ago(formed_at) if formed_at else None,
             checkpoints=checkpoints,
             checkpoint_step=_number(at_step),
-            numbers_steps=bool(flags & _NUMBERED),
-            repeats=bool(flags & _REPEATS),
-            uncaught=bool(flags & _UNCAUGHT),
+            numbers_steps=bool(flags & NUMBERED),
+            repeats=bool(flags & REPEATS),
+            uncaught=bool(flags & UNCAUGHT),
             repeated=tuple((_phase(i), ns / _SECOND) for i, ns in enumerate(repeated) if ns),
             steps=Histogram(tuple(steps), step_ns / _SECOND),
             calls=Histogram(tuple(calls), call_ns / _SECOND),
@@ -228,7 +241,7 @@ class _Reading:
     def _collective(self, fields: tuple[int, ...], names: dict[int, str]) -> Collective:
         number, seq, entered, finished, numel, shape, group, peer, flags, op, dtype = fields
         finished_s = self._ago(finished) if finished else None
-        is_async = bool(flags & _ASYNC)
+        is_async = bool(flags & ASYNC)
         values = (
             _text(op),
             _text(dtype),

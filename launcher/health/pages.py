@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.template.cgroup import folders
+from launcher.template.contracts import SIZE, STATUS_PAGE, TRACE_COLLECTIVES
 from launcher.template.tree import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
 from rendezvous.values.types import Reached
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView, Repeat
 
 
-_VARIABLE = "DDP_STATUS_PAGE"
 _IDLE_SHARE = 0.02  # of a CPU: a process that only waits uses at most this much, with all its threads
 _IDLE_S = (
     0.015  # and at most this much between two readings, because of the resolution of the kernel's counter
@@ -52,7 +52,7 @@ class _Sheet:
 
 class Pages:
     def __init__(self, *, trace_collectives: bool = True) -> None:
-        self._wishes = page.TRACE_COLLECTIVES if trace_collectives else 0
+        self._wishes = TRACE_COLLECTIVES if trace_collectives else 0
         self._sheets: dict[int, _Sheet] = {}
         self._done_with_others = 0
         self._lock = Lock()
@@ -65,14 +65,14 @@ class Pages:
         except (OSError, AttributeError):
             return {}
         try:
-            os.ftruncate(fd, page.SIZE)
+            os.ftruncate(fd, SIZE)
             os.pwrite(fd, page.header(self._wishes, repeat), 0)
-            memory = mmap.mmap(fd, page.SIZE, prot=mmap.PROT_READ)
+            memory = mmap.mmap(fd, SIZE, prot=mmap.PROT_READ)
         except OSError:
             os.close(fd)
             return {}
         self._sheets[local_rank] = _Sheet(rank, fd, memory)
-        return {_VARIABLE: f"/proc/{os.getpid()}/fd/{fd}"}
+        return {STATUS_PAGE: f"/proc/{os.getpid()}/fd/{fd}"}
 
     def started(self, local_rank: int, pid: int) -> None:
         if local_rank in self._sheets:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
 from launcher.settings.values import parse_int
+from launcher.template.contracts import BACKEND, NATIVE, TIMEOUT_S
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
@@ -40,7 +41,7 @@ _OURS = {
 }
 _SENT = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "DDP_RENDEZVOUS_*", "NCCL_*", "GLOO_*")
 _SENT_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_EXEC")
-_OF_LIBRARY = ("DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE")
+_OF_LIBRARY = (BACKEND, TIMEOUT_S, NATIVE)
 ALWAYS_SENT = (*_SENT, *_SENT_TOO, *_OF_LIBRARY)
 _SET_HERE = ("node_rank", "rdzv_endpoint", "master_addr", "master_port", "secret_file", "insecure")
 

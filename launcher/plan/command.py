@@ -17,6 +17,7 @@ from launcher.plan.profile import BadProfile, Profile, from_text, merged
 from launcher.plan.step_model import TRANSPORTS, Link, measured_link, usual, usual_inside
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
+from launcher.template.contracts import STEP_PROFILE, STEP_PROFILE_STEPS
 from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
@@ -170,7 +171,6 @@ def _inside(profile: Profile, asked: float | None) -> Link:
 #
 # Runs some steps of the script on this machine, and reads the profiles that its ranks leave.
 
-_PATH, _STEPS = "DDP_STEP_PROFILE", "DDP_STEP_PROFILE_STEPS"  # ddp/telemetry/torch_marks.py reads them
 _SHOWN_LINES = 15
 _STOP_S = 30.0
 
@@ -210,7 +210,7 @@ def record_profile(
             "0",
             *words,
         ]
-        env = {**environ, _PATH: path, _STEPS: str(steps)}
+        env = {**environ, STEP_PROFILE: path, STEP_PROFILE_STEPS: str(steps)}
         with open(log, "wb") as output:
             code = _run(command, env, output, timeout_s)
         records = [_read(f"{path}.{rank}") for rank in range(ranks)]

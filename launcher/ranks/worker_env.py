@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.settings.spec import DEBUG_VARIABLE as DEBUG
 from launcher.settings.spec import timer_file
+from launcher.template.contracts import (
+    CHECKPOINT_REQUEST,
+    DEBUG,
+    GENERATION,
+    JOINS,
+    LOGICAL_WORLD,
+    RANK_DIR,
+    REDUNDANCY,
+    SCRATCH,
+    TOPOLOGY,
+)
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Recover
 
@@ -16,7 +26,6 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, StoreAddress
 
 
-JOINS = "DDP_JOINS"  # 1: the rank starts while ranks of this generation have kept their processes
 _INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -72,8 +81,8 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         "TORCHELASTIC_ERROR_FILE": f"{place.directory}/error.json",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": spec.signals_asked,
         "DDP_JOB_ID": spec.job.job_id,
-        "DDP_GENERATION": str(a.generation),
-        "DDP_RANK_DIR": place.directory,
+        GENERATION: str(a.generation),
+        RANK_DIR: place.directory,
         "DDP_RESTART_COUNT": str(a.restart_count),
     }
     if a.in_place:
@@ -81,18 +90,18 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
     elif environ.get(JOINS):  # inherited from a rank in which this launcher runs
         env[JOINS] = ""
     if place.scratch:
-        env["DDP_SCRATCH"] = place.scratch
-        env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
+        env[SCRATCH] = place.scratch
+        env[CHECKPOINT_REQUEST] = request_file(place.scratch, a.generation)
     if spec.debug is not None:
         env[DEBUG] = spec.debug.of(place.rank)
     if spec.rank_timers:
         env["TORCHELASTIC_TIMER_FILE"] = timer_file(place.scratch, environ)
     if spec.logical_world:
-        env["DDP_LOGICAL_WORLD"] = str(spec.logical_world)
+        env[LOGICAL_WORLD] = str(spec.logical_world)
     if spec.redundancy:
-        env["DDP_REDUNDANCY"] = spec.redundancy
+        env[REDUNDANCY] = spec.redundancy
     if unit := _unit(spec, environ):
-        env["DDP_TOPOLOGY"] = unit
+        env[TOPOLOGY] = unit
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
     return env

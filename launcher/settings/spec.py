@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from enum import IntFlag, StrEnum
 from typing import TYPE_CHECKING, Literal
 
+from launcher.template.contracts import DEBUG_IN_TERMINAL, DEBUG_OTHER
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -61,9 +62,6 @@ class Budgets:
 
 # --- debugging --------------------------------------------------------------------------------------
 
-DEBUG_VARIABLE = "DDP_DEBUG"  # in every rank: what it does while one of them is debugged
-TERMINAL, OTHER = "terminal", "other"
-
 
 @dataclass(frozen=True, slots=True)
 class Debug:
@@ -72,7 +70,7 @@ class Debug:
 
     def of(self, rank: int) -> str:
         """What this rank finds in the variable."""
-        return (self.address or TERMINAL) if rank == self.rank else OTHER
+        return (self.address or DEBUG_IN_TERMINAL) if rank == self.rank else DEBUG_OTHER
 
 
 # --- conditions that end the job: `--stop-when` -----------------------------------------------------

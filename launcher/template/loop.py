@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import cgroup, messages, scratch, script_start, stacks, store, tree
+from .contracts import RANK_DIR
 from .forking import fork, freeze_garbage
 from .messages import (
     Exited,
@@ -582,7 +583,6 @@ def _in_words(status: int) -> str:
 # Kept ranks wait for the end of a sweep. So with them it does not wait for the processes that have some time, and
 # ends these later.
 
-_FOLDER = "DDP_RANK_DIR"
 _Trace = str | tuple[int, int]  # a log folder, or device and inode of a stream
 
 
@@ -605,7 +605,7 @@ class Sweeper:
 
     def rank_started(self, pid: int, order: Spawn, traces: Collection[_Trace]) -> None:
         self._sessions.add(pid)
-        self._traces |= dict.fromkeys((*traces, *filter(None, (order.env.get(_FOLDER),))), pid)
+        self._traces |= dict.fromkeys((*traces, *filter(None, (order.env.get(RANK_DIR),))), pid)
 
     @property
     def is_active(self) -> bool:
@@ -694,7 +694,7 @@ def _traces_of(pid: int) -> set[_Trace]:
         with suppress(OSError):
             stat = os.stat(f"/proc/{pid}/fd/{fd}")
             found.add((stat.st_dev, stat.st_ino))
-    wanted = f"{_FOLDER}=".encode()
+    wanted = f"{RANK_DIR}=".encode()
     with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         of_interest = (each for each in file.read().split(b"\0") if each.startswith(wanted))
         found |= {os.fsdecode(each[len(wanted) :]) for each in of_interest}

@@ -11,6 +11,7 @@ import os
 import sys
 
 from . import stacks
+from .contracts import DEBUG, DEBUG_IN_TERMINAL, DEBUG_OTHER, JOINS
 
 TYPE_CHECKING = False  # not from typing: the user may have a script called typing.py
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _close_gate() -> None:
 
     The library is looked up by name, as torch looks up a plug-in: the launcher itself does not depend on it.
     """
-    if os.environ.get("DDP_JOINS") != "1":
+    if os.environ.get(JOINS) != "1":
         return
     from importlib.util import find_spec
     from pkgutil import resolve_name
@@ -213,13 +214,10 @@ def _is_another_terminal(fd: int) -> bool:
 # The rank that is debugged has the keyboard to itself, and ends in the debugger if an exception ends its script; or
 # it waits for an editor. The other ranks read nothing from the keyboard, and `breakpoint()` does nothing in them.
 
-DEBUG_VARIABLE = "DDP_DEBUG"
-_TERMINAL, _OTHER = "terminal", "other"
-
 
 def keep_from_keyboard(env: dict[str, str]) -> None:
     """In any process that becomes a rank, also one that is no Python."""
-    if env.get(DEBUG_VARIABLE) == _OTHER:
+    if env.get(DEBUG) == DEBUG_OTHER:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -227,10 +225,10 @@ def keep_from_keyboard(env: dict[str, str]) -> None:
 
 def enter_debugger() -> None:
     """In the Python process of a rank."""
-    mode = os.environ.get(DEBUG_VARIABLE, "")
-    if mode == _OTHER:
+    mode = os.environ.get(DEBUG, "")
+    if mode == DEBUG_OTHER:
         os.environ["PYTHONBREAKPOINT"] = "0"
-    elif mode == _TERMINAL:
+    elif mode == DEBUG_IN_TERMINAL:
         sys.excepthook = _examine
     elif mode:
         _wait_for_editor(mode)

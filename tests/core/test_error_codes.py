@@ -148,7 +148,7 @@ def test_every_code_is_used() -> None:
 
 
 # Decoders of bytes, and checks of torch itself: what calls them makes another error of theirs.
-PLAIN_IN_DDP = {"ddp/telemetry/page_writer.py", "ddp/telemetry/torch_api.py"}
+PLAIN_IN_DDP = {"ddp/telemetry/torch_api.py"}
 
 
 def test_ddp_raises_no_plain_error() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
+import runpy
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp.telemetry import page_writer
+from ddp.telemetry import contracts
+from ddp.telemetry.contracts import HEADER_BLOCK, SIZE, TRACE_COLLECTIVES
 from launcher.health import page
 from launcher.health.page import (
     BLOCKS,
     ERROR,
     GROUPS,
-    HEADER,
     MESSAGE,
     PROGRESS,
     RING,
@@ -26,55 +26,29 @@ from launcher.health.page import (
     TOTALS,
     Block,
 )
+from rendezvous.values import rank_view
 from rendezvous.values.rank_view import ProcessView, RankPhase, RankView, Section
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "status-page.md"
-SIZES = {"Q": 8, "I": 4, "i": 4}
-NAMES = {"Q": "u64", "I": "u32", "i": "i32", "s": "text"}
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def rows_of_the_docs() -> dict[int, tuple[int, str]]:
-    table = DOCS.read_text().partition("<!-- layout:begin -->")[2].partition("<!-- layout:end -->")[0]
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([^|]*?) ?\|", table, re.M)
-    return {int(at): (int(size), kind) for at, size, kind in rows}
+def test_the_header_in_c_and_the_docs_are_made_from_the_contract() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "page_layout.py"))
+    assert made["HEADER"].read_text() == made["header"](), "run `make layout`"
+    assert made["DOCS"].read_text() == made["with_layout"](made["DOCS"].read_text()), "run `make layout`"
 
 
-def rows_of(block: Block, *, counter: bool = True) -> dict[int, tuple[int, str]]:
-    rows = {block.at: (8, "u64")} if counter else {}
-    at = block.at + (8 if counter else 0)
-    for count, letter in re.findall(r"(\d*)([a-zA-Z])", block.fields.format.lstrip("=")):
-        many = int(count or 1)
-        if letter == "s":
-            rows[at], at = (many, "text"), at + many
-        elif many in (12, 24):
-            rows[at], at = (96, f"{NAMES[letter]} x {many}"), at + 96
-        else:
-            for _ in range(many):
-                rows[at], at = (SIZES[letter], NAMES[letter]), at + SIZES[letter]
-    return rows
+def test_blocks_follow_each_other_and_fill_the_page() -> None:
+    assert all(a.end <= b.at for a, b in pairwise((HEADER_BLOCK, *BLOCKS)))
+    assert TOTALS.end == contracts.SIZE
+    assert len(contracts.PHASES) <= contracts.ROOM_FOR_PHASES
 
 
-def test_the_docs_say_what_lies_where() -> None:
-    expected = rows_of(HEADER, counter=False)
-    for block in (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0], TOTALS):
-        expected |= rows_of(block)
-    assert TOTALS.end == page.SIZE
-    assert rows_of_the_docs() == expected
-
-
-def test_writer_and_reader_mean_the_same_places() -> None:
-    ours = page_writer
-    places = [ours.PROGRESS_AT, ours.SECTION_AT, ours.MESSAGE_AT, ours.ERROR_AT, ours.RING_AT, ours.GROUPS_AT]
-    blocks = (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0], TOTALS)
-    assert [*places, ours.TOTALS_AT] == [block.at for block in blocks]
-    formats = [ours.PROGRESS, ours.NAMED, ours.MESSAGE, ours.ERROR, ours.COLLECTIVE, ours.GROUP, ours.TOTALS]
-    assert [each.format for each in formats] == [block.fields.format for block in blocks]
-    assert (len(RING), len(GROUPS)) == (ours.RING_SLOTS, ours.GROUP_SLOTS)
-    assert all(a.end <= b.at for a, b in pairwise(BLOCKS))
-    numbered = [getattr(ours, phase.upper()) for phase in RankPhase]
-    assert numbered == list(range(len(RankPhase)))
-    text = DOCS.read_text().replace("\n", " ")
-    assert all(f"{number} {phase}" in text for number, phase in enumerate(RankPhase))
+def test_both_sides_count_alike() -> None:
+    """The values that agents and the service exchange have the names and sizes of the page."""
+    assert tuple(RankPhase) == contracts.PHASES
+    assert [getattr(contracts, name.upper()) for name in contracts.PHASES] == list(range(len(RankPhase)))
+    assert rank_view.BINS == contracts.BINS
 
 
 # --- torn writes -------------------------------------------------------------------------------------
@@ -84,7 +58,7 @@ class Interleaved:
     """A page whose writer gets on by some of its stores whenever the reader copies a piece."""
 
     def __init__(self, block: Block, turns: list[int]) -> None:
-        self.memory = bytearray(page.header(0).ljust(page.SIZE, b"\0"))
+        self.memory = bytearray(page.header(0).ljust(SIZE, b"\0"))
         struct.pack_into("=I", self.memory, 20, 7)
         self._turns = iter(turns)
         self._stores = self._written(block)
@@ -128,7 +102,7 @@ def test_a_block_is_old_or_new_and_never_a_mix(block: Block, turns: list[int]) -
 
 
 def test_what_a_dead_writer_left_half_written_is_not_believed() -> None:
-    memory = bytearray(page.header(0).ljust(page.SIZE, b"\0"))
+    memory = bytearray(page.header(0).ljust(SIZE, b"\0"))
     struct.pack_into("=I", memory, 20, 7)
     memory[MESSAGE.at + 16 : MESSAGE.at + 21] = b"whole"
     struct.pack_into("=Q", memory, MESSAGE.at, 2)
@@ -149,7 +123,7 @@ def view_of(seen: page.Snapshot, now_ns: int = 10**12) -> RankView:
 @given(st.integers(0, 10**9))
 @settings(max_examples=50, deadline=None)
 def test_a_page_full_of_nonsense_is_read_without_an_error(seed: int) -> None:
-    memory = random.Random(seed).randbytes(page.SIZE)
+    memory = random.Random(seed).randbytes(SIZE)
     rank = view_of(page.snapshot(lambda at, size: memory[at : at + size]))
     assert page.in_words(rank) is not None
     numbers = [each for one in rank.collectives for each in (one.number, one.seq, one.numel)]
@@ -157,7 +131,7 @@ def test_a_page_full_of_nonsense_is_read_without_an_error(seed: int) -> None:
 
 
 def test_an_empty_page_says_that_nothing_is_known() -> None:
-    memory = page.header(page.TRACE_COLLECTIVES).ljust(page.SIZE, b"\0")
+    memory = page.header(TRACE_COLLECTIVES).ljust(SIZE, b"\0")
     rank = view_of(page.snapshot(lambda at, size: memory[at : at + size]))
     assert rank == RankView(3)
     assert page.in_words(rank) == ""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp.telemetry import contracts
 from launcher.health import page
 from launcher.health.page import progress_in_words
 from rendezvous.values.rank_view import Histogram, ProcessView, RankView, Totals
@@ -48,6 +49,6 @@ def test_in_words(views: list[RankView], words: str) -> None:
 
 @given(st.integers(0, 10**9))
 def test_a_page_full_of_nonsense_has_words_too(seed: int) -> None:
-    memory = random.Random(seed).randbytes(page.SIZE)
+    memory = random.Random(seed).randbytes(contracts.SIZE)
     seen = page.snapshot(lambda at, size: memory[at : at + size])
     assert progress_in_words([page.view(seen, 10**12, 3, ProcessView())]).isprintable()

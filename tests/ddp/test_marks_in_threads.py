@@ -77,9 +77,8 @@ def pages() -> Iterator[Pages]:
     made.close_all()
 
 
-@pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
-def test_threads_with_groups_of_their_own(pages: Pages, native: str) -> None:
-    env = dict(os.environ) | pages.open(0, 5) | {"DDP_NATIVE": native}
+def test_threads_with_groups_of_their_own(pages: Pages) -> None:
+    env = dict(os.environ) | pages.open(0, 5)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120
     )

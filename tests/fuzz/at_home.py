@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from serve_settings import parse_serve
 
+from ddp.telemetry import contracts
 from launcher.failure import crash_text
 from launcher.failure.facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
@@ -69,7 +70,7 @@ def a_file(data: bytes) -> Iterator[str]:
 
 def rank_page(data: bytes) -> None:
     """A rank that has lost its mind writes its page; all that is made of it can still be shown and sent."""
-    whole = data.ljust(page.SIZE, b"\0")
+    whole = data.ljust(contracts.SIZE, b"\0")
     seen = page.snapshot(lambda at, size: whole[at : at + size])
     view = page.view(seen, 10**18, 3, ProcessView(state="R"))
     page.in_words(view)
@@ -291,9 +292,9 @@ _SERVE = b'listen = ["127.0.0.1:0"]\nstore = "memory"\nmax-jobs = 3\nreflection 
 
 
 def _page() -> bytes:
-    whole = bytearray(page.SIZE)
+    whole = bytearray(contracts.SIZE)
     whole[: page.HEADER.fields.size] = page.HEADER.fields.pack(
-        page.MAGIC, page.VERSION, page.SIZE, 0, 77, 1, 3, 0
+        contracts.MAGIC, contracts.VERSION, contracts.SIZE, 0, 77, 1, 3, 0
     )
     whole[64:72] = (2).to_bytes(8, "little")
     return bytes(whole)

@@ -79,7 +79,7 @@ CORE = {
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model plan"),
         *within("sharding", "shards"),
-        *within("telemetry", "coded name_list torch_names"),
+        *within("telemetry", "coded contracts torch_names"),
     },
 }
 # Rooms that have a core and a shell: their pure modules are entered one by one, as "health.page".
@@ -97,14 +97,14 @@ CORE_AND_SHELL = (
 ROOMS = {
     "launcher": {
         "version": set(),
-        "settings": {"version"},
-        "exchange": set(),
         "template": set(),
+        "settings": {"template", "version"},
+        "exchange": set(),
         "progress": set(),
         "machine": {"template"},
         "sources": {"machine"},
         "error_boundary": set(),
-        "ending_file": set(),
+        "ending_file": {"template"},
         "daemon_threads": set(),
         "stop_requests": {"exchange"},
         "joining": {"settings"},
@@ -123,7 +123,7 @@ ROOMS = {
         ),
         "supervision": {"exchange"},
         "replaying": {"exchange", "supervision"},
-        "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
+        "hosts": {"daemon_threads", "failure", "joining", "output", "settings", "template"},
         "wiring": set(
             "answers error_boundary exchange health joining notify output preflight progress ranks replaying settings "
             "template version".split()
@@ -139,7 +139,7 @@ ROOMS = {
         ),
         "about": {"preflight", "template", "version"},
         "manual": {"settings"},
-        "plan": {"settings"},
+        "plan": {"settings", "template"},
         "completion": {"manual", "settings"},
         "cli": {
             "about",
@@ -277,6 +277,9 @@ ZYGOTE_ONLY = {
     )
 }
 
+# Loads a pure module of ddp by its path, and imports it for types only; so a core may import it.
+NAMES_OF_A_CORE = {"launcher.template.contracts"}
+
 # What a core may import of the standard library: nothing that knows a clock, chance, or the world.
 PURE_STDLIB = {
     *("__future__", "binascii", "bisect", "codecs", "collections", "dataclasses"),
@@ -326,7 +329,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 }
 
 # The product as a whole, without the generated messages. Both may only fall; the goal is 73,000 lines in 300 files.
-MOST_PRODUCT_LINES = 81_200
+MOST_PRODUCT_LINES = 81_000
 MOST_PRODUCT_FILES = 405
 MAX_FILE_LINES = 900
 MAX_TEST_FILE_LINES = 600

@@ -146,7 +146,7 @@ def _why_not_ours(module: Module, name: str) -> str:
         return "only torch's own agent loads it"
     package = name.partition(".")[0]
     kind = "core" if module.is_core else "shell"
-    if package != module.package:
+    if package != module.package and module.name not in plan.NAMES_OF_A_CORE:
         allowed = plan.ABROAD.get((module.package, kind), set())
         ancestor = any(each == name or each.startswith(name + ".") for each in allowed)
         within = any(name.startswith(each + ".") for each in allowed)
@@ -165,6 +165,8 @@ def _why_not_ours(module: Module, name: str) -> str:
 def is_shell(name: str) -> bool:
     """Whether this is the name of a module that is not pure; a name that a module defines belongs to the module."""
     package = name.partition(".")[0]
+    if name in plan.NAMES_OF_A_CORE:
+        return False
     return name in names_of_modules() and name != package and part_of(name) not in plan.CORE[package]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from written_page import WRITERS, written
+from written_page import written
 
 from rendezvous.values.rank_view import RankPhase
 
@@ -25,12 +25,11 @@ def in_thread(work):
 """
 
 
-def after(pages: Pages, program: str, native: str) -> RankView:
-    return written(pages, HEAD, program, native)
+def after(pages: Pages, program: str) -> RankView:
+    return written(pages, HEAD, program)
 
 
-@WRITERS
-def test_checkpoints_of_threads_that_overlap_leave_the_phase_alone(pages: Pages, native: str) -> None:
+def test_checkpoints_of_threads_that_overlap_leave_the_phase_alone(pages: Pages) -> None:
     program = """
     begun, end = threading.Event(), threading.Event()
     page.phase(s.IDLE)
@@ -51,13 +50,12 @@ def test_checkpoints_of_threads_that_overlap_leave_the_phase_alone(pages: Pages,
     first.join()
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert view.phase is RankPhase.FORWARD
     assert view.totals.checkpoints == 2
 
 
-@WRITERS
-def test_a_save_in_the_background_does_not_hide_the_training(pages: Pages, native: str) -> None:
+def test_a_save_in_the_background_does_not_hide_the_training(pages: Pages) -> None:
     program = """
     page.mark(s.BACKWARD)
     page.mark(s.OPTIMIZER)
@@ -76,13 +74,12 @@ def test_a_save_in_the_background_does_not_hide_the_training(pages: Pages, nativ
     page.step()
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert (view.phase, view.step) == (RankPhase.OPTIMIZER, 2)
     assert RankPhase.CHECKPOINT not in dict(view.phase_times)
 
 
-@WRITERS
-def test_a_thread_that_trains_while_the_main_one_does_not_is_shown(pages: Pages, native: str) -> None:
+def test_a_thread_that_trains_while_the_main_one_does_not_is_shown(pages: Pages) -> None:
     program = """
     from ddp.telemetry.sections import section
     page.phase(s.IDLE)
@@ -103,13 +100,12 @@ def test_a_thread_that_trains_while_the_main_one_does_not_is_shown(pages: Pages,
         last.start()
         last.join()
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert (view.phase, view.step) == (RankPhase.OPTIMIZER, 3)
     assert view.section is None
 
 
-@WRITERS
-def test_another_model_in_the_background_changes_nothing(pages: Pages, native: str) -> None:
+def test_another_model_in_the_background_changes_nothing(pages: Pages) -> None:
     program = """
     def train():
         for phase in (s.DATA, s.FORWARD, s.BACKWARD, s.OPTIMIZER):
@@ -124,12 +120,11 @@ def test_another_model_in_the_background_changes_nothing(pages: Pages, native: s
     page.mark(s.EXITING)
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert (view.phase, view.step) == (RankPhase.EXITING, 2)
 
 
-@WRITERS
-def test_a_thread_that_only_calls_the_optimizer_counts_steps(pages: Pages, native: str) -> None:
+def test_a_thread_that_only_calls_the_optimizer_counts_steps(pages: Pages) -> None:
     program = """
     page.phase(s.IDLE)
     for _ in range(3):
@@ -137,12 +132,11 @@ def test_a_thread_that_only_calls_the_optimizer_counts_steps(pages: Pages, nativ
         in_thread(lambda: (page.mark(s.OPTIMIZER), page.step(), page.mark(s.IDLE)))
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert (view.phase, view.step) == (RankPhase.IDLE, 3)
 
 
-@WRITERS
-def test_no_write_of_many_threads_is_lost(pages: Pages, native: str) -> None:
+def test_no_write_of_many_threads_is_lost(pages: Pages) -> None:
     program = """
     sys.setswitchinterval(1e-6)
     groups = [page.group(str(n), 2, "0-1") for n in range(8)]
@@ -162,14 +156,13 @@ def test_no_write_of_many_threads_is_lost(pages: Pages, native: str) -> None:
         thread.join()
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert [(group.entered, group.finished) for group in view.groups] == [(400, 400)] * 8
     assert view.phase is RankPhase.IDLE
     assert view.totals.checkpoints == 3200
 
 
-@WRITERS
-def test_collectives_that_end_after_many_others_have_begun_are_counted(pages: Pages, native: str) -> None:
+def test_collectives_that_end_after_many_others_have_begun_are_counted(pages: Pages) -> None:
     program = """
     group = page.group("0", 2, "0-1")
     tickets = [page.enter(group, "all_reduce", "float32", n, n, -1, 1, 0) for n in range(40)]
@@ -179,18 +172,17 @@ def test_collectives_that_end_after_many_others_have_begun_are_counted(pages: Pa
     page.leave(send)
     os._exit(0)
     """
-    (group,) = after(pages, program, native).groups
+    (group,) = after(pages, program).groups
     assert (group.entered, group.finished) == (40, 40)
 
 
-@WRITERS
-def test_groups_beyond_those_that_a_page_can_count_change_no_other(pages: Pages, native: str) -> None:
+def test_groups_beyond_those_that_a_page_can_count_change_no_other(pages: Pages) -> None:
     program = """
     groups = [page.group(str(n), 2, "0-1") for n in range(4100)]
     for group in (*groups[4090:], groups[5]):
         page.leave(page.enter(group, "all_reduce", "float32", 1, 1, -1, 0, 0))
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     counts = {group.name: (group.entered, group.finished) for group in view.groups}
     assert counts == {str(n): (1, 1) for n in (5, *range(4090, 4096))}

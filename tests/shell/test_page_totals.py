@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-from written_page import WRITERS, written
+from written_page import written
 
 from rendezvous.values.rank_view import NO_REPEAT, RankPhase, Repeat
 
@@ -24,14 +24,11 @@ def spend(phase, seconds):
 """
 
 
-def after(
-    pages: Pages, program: str, native: str = "1", repeat: Repeat = NO_REPEAT, exit_code: int = 0
-) -> RankView:
-    return written(pages, HEAD, program, native, repeat, exit_code)
+def after(pages: Pages, program: str, repeat: Repeat = NO_REPEAT, exit_code: int = 0) -> RankView:
+    return written(pages, HEAD, program, repeat, exit_code)
 
 
-@WRITERS
-def test_every_nanosecond_counts_as_one_phase(pages: Pages, native: str) -> None:
+def test_every_nanosecond_counts_as_one_phase(pages: Pages) -> None:
     program = """
     for _ in range(300):
         for phase in (s.DATA, s.IDLE, s.FORWARD, s.IDLE, s.BACKWARD, s.COMMUNICATE, s.IDLE, s.OPTIMIZER):
@@ -43,13 +40,12 @@ def test_every_nanosecond_counts_as_one_phase(pages: Pages, native: str) -> None
         page.phase(s.CHECKPOINT)
         page.phase(s.IDLE)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert sum(seconds for _, seconds in view.phase_times) == pytest.approx(view.totals.open_s, abs=2e-9)
     assert (view.totals.checkpoints, view.totals.checkpoint_step) == (300, 300)
 
 
-@WRITERS
-def test_what_time_counts_as(pages: Pages, native: str) -> None:
+def test_what_time_counts_as(pages: Pages) -> None:
     """A forward pass without gradients is an evaluation, and what precedes a backward pass is a forward pass."""
     program = """
     page.phase(s.IDLE)
@@ -72,7 +68,7 @@ def test_what_time_counts_as(pages: Pages, native: str) -> None:
     spend(s.BACKWARD, 0)
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     spent = dict(view.phase_times)
     assert view.phase is RankPhase.BACKWARD
     assert spent[RankPhase.EVALUATION] >= 0.12
@@ -82,22 +78,20 @@ def test_what_time_counts_as(pages: Pages, native: str) -> None:
     assert RankPhase.COMMUNICATE not in spent
 
 
-@WRITERS
-def test_an_evaluation_shows_the_phase_that_the_rank_is_in(pages: Pages, native: str) -> None:
+def test_an_evaluation_shows_the_phase_that_the_rank_is_in(pages: Pages) -> None:
     program = """
     page.phase(s.IDLE)
     page.evaluates(True)
     spend(s.FORWARD, 0.02)
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert view.phase is RankPhase.FORWARD  # a hang is told from the phase
     assert dict(view.phase_times)[RankPhase.EVALUATION] >= 0.02
     assert RankPhase.FORWARD not in dict(view.phase_times)
 
 
-@WRITERS
-def test_communication_behind_computation(pages: Pages, native: str) -> None:
+def test_communication_behind_computation(pages: Pages) -> None:
     """While an asynchronous collective runs and the rank does not wait; several at the same time count once."""
     program = """
     def begin(is_async=1):
@@ -140,12 +134,11 @@ def test_communication_behind_computation(pages: Pages, native: str) -> None:
     page.mark(s.IDLE)
     page.message(str(at_most))
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     assert 0.06 <= view.totals.hidden_s <= float(view.message)
 
 
-@WRITERS
-def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
+def test_steps_and_collectives_by_duration(pages: Pages) -> None:
     program = """
     group = page.group("0", 2, "0-1")
     for _ in range(7):
@@ -156,7 +149,7 @@ def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
         page.step()
     page.total(40)
     """
-    totals = after(pages, program, native).totals
+    totals = after(pages, program).totals
     steps, calls = totals.steps, totals.calls
     assert (sum(steps.bins), sum(calls.bins), len(steps.bins)) == (
         6,
@@ -173,7 +166,6 @@ def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
     assert totals.total_steps == 40
 
 
-@WRITERS
 @pytest.mark.parametrize(
     ("ending", "exit_code", "uncaught"),
     [
@@ -184,7 +176,7 @@ def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
     ],
 )
 def test_whether_nothing_has_caught_the_last_exception(
-    pages: Pages, native: str, ending: str, exit_code: int, uncaught: bool
+    pages: Pages, ending: str, exit_code: int, uncaught: bool
 ) -> None:
     program = f"""
     import atexit, sys, traceback
@@ -195,12 +187,11 @@ def test_whether_nothing_has_caught_the_last_exception(
         traceback.print_exc()
     {ending}
     """
-    view = after(pages, program, native, exit_code=exit_code)
+    view = after(pages, program, exit_code=exit_code)
     assert (view.phase, view.totals.uncaught) == (RankPhase.EXITING, uncaught)
 
 
-@WRITERS
-def test_lost_steps_that_are_repeated(pages: Pages, native: str) -> None:
+def test_lost_steps_that_are_repeated(pages: Pages) -> None:
     steps = """
     page.phase(s.IDLE)
     for n in range(4):
@@ -208,30 +199,27 @@ def test_lost_steps_that_are_repeated(pages: Pages, native: str) -> None:
         page.mark(s.OPTIMIZER)
         page.step()
     """
-    repeats = after(pages, steps, native, Repeat(steps=9)).totals
+    repeats = after(pages, steps, Repeat(steps=9)).totals
     assert repeats.repeats
     assert not repeats.repeated
-    done = after(pages, steps, native, Repeat(steps=3)).totals
+    done = after(pages, steps, Repeat(steps=3)).totals
     assert not done.repeats
     assert dict(done.repeated)[RankPhase.FORWARD] >= 0.06
-    whole = dict(after(pages, steps, native).phase_times)[RankPhase.FORWARD]
+    whole = dict(after(pages, steps).phase_times)[RankPhase.FORWARD]
     assert whole >= 0.08
     assert RankPhase.STARTING not in dict(done.repeated)
-    assert not after(pages, steps, native).totals.repeats
+    assert not after(pages, steps).totals.repeats
     numbered = "page.number(100)\n" + textwrap.dedent(steps)
-    assert after(pages, numbered, native, Repeat(1, 105)).totals.repeats
-    over = after(pages, numbered, native, Repeat(1, 104)).totals
+    assert after(pages, numbered, Repeat(1, 105)).totals.repeats
+    over = after(pages, numbered, Repeat(1, 104)).totals
     assert (over.repeats, over.numbers_steps) == (False, True)
     after_each = textwrap.dedent(steps).replace("page.step()", "page.step(); page.number(101 + n)")
-    assert after(pages, after_each, native, Repeat(0, 105)).totals.repeats
-    assert not after(pages, after_each, native, Repeat(0, 104)).totals.repeats
-    assert not after(
-        pages, steps, native, Repeat(0, 4)
-    ).totals.repeats  # an edited script that has no numbers
+    assert after(pages, after_each, Repeat(0, 105)).totals.repeats
+    assert not after(pages, after_each, Repeat(0, 104)).totals.repeats
+    assert not after(pages, steps, Repeat(0, 4)).totals.repeats  # an edited script that has no numbers
 
 
-@WRITERS
-def test_steps_that_a_paused_process_takes_again(pages: Pages, native: str) -> None:
+def test_steps_that_a_paused_process_takes_again(pages: Pages) -> None:
     """The agent's numbers are those of the start of the process. They do not count any more."""
     program = """
     page.phase(s.IDLE)
@@ -251,9 +239,9 @@ def test_steps_that_a_paused_process_takes_again(pages: Pages, native: str) -> N
         page.message(str(time.monotonic() - began))
         step(0.5)
     """
-    during = after(pages, f"MORE = False\n{textwrap.dedent(program)}", native, Repeat(1, 20)).totals
+    during = after(pages, f"MORE = False\n{textwrap.dedent(program)}", Repeat(1, 20)).totals
     assert during.repeats
-    view = after(pages, f"MORE = True\n{textwrap.dedent(program)}", native, Repeat(1, 20))
+    view = after(pages, f"MORE = True\n{textwrap.dedent(program)}", Repeat(1, 20))
     assert not view.totals.repeats
     assert 0.12 <= dict(view.totals.repeated)[RankPhase.FORWARD] <= float(view.message)
 
@@ -343,8 +331,7 @@ def test_the_waiting_of_torchs_reducer_is_no_backward_pass(
         assert computes < waits
 
 
-@WRITERS
-def test_the_end_of_a_backward_pass_that_waits(pages: Pages, native: str) -> None:
+def test_the_end_of_a_backward_pass_that_waits(pages: Pages) -> None:
     program = """
     page.phase(s.IDLE)
     spend(s.BACKWARD, 0.02)
@@ -356,7 +343,7 @@ def test_the_end_of_a_backward_pass_that_waits(pages: Pages, native: str) -> Non
     time.sleep(0.02)
     os._exit(0)
     """
-    view = after(pages, program, native)
+    view = after(pages, program)
     spent = dict(view.phase_times)
     assert view.phase is RankPhase.IDLE
     assert spent[RankPhase.COMMUNICATE] >= 0.05

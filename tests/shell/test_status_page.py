@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import SOON_S, eventually
-from written_page import ROOT, WRITERS, written
+from written_page import ROOT, written
 
 from rendezvous.values.rank_view import RankPhase
 
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 
-def writing(pages: Pages, program: str, native: str = "1") -> RankView:
+def writing(pages: Pages, program: str) -> RankView:
     head = "import os, sys\nfrom ddp.telemetry import status_page\npage = status_page.page()\n"
-    return written(pages, head, program, native)
+    return written(pages, head, program)
 
 
-@WRITERS
-def test_what_is_written_is_read(pages: Pages, native: str) -> None:
+def test_what_is_written_is_read(pages: Pages) -> None:
     program = """
-    writer = "_page" if os.environ["DDP_NATIVE"] == "1" else "page_writer"
-    assert type(page).__module__ == f"ddp.telemetry.{writer}"
     page.phase(status_page.DATA)
     page.phase(status_page.FORWARD)
     group = page.group("mesh_dp", 4, "0-6/2")
@@ -53,7 +50,7 @@ def test_what_is_written_is_read(pages: Pages, native: str) -> None:
     page.error("x" * 1000)
     page.phase(status_page.BACKWARD)
     """
-    view = writing(pages, program, native)
+    view = writing(pages, program)
     assert (view.rank, view.known, view.phase, view.step) == (5, True, RankPhase.BACKWARD, 2)
     assert view.last_step_s > 0
     assert view.mean_step_s == view.last_step_s  # of the first step it is told nothing
@@ -84,8 +81,7 @@ def test_the_timeout_of_a_section_is_a_time(timeout: float) -> None:
         pass
 
 
-@WRITERS
-def test_marks_leave_alone_what_the_script_has_named(pages: Pages, native: str) -> None:
+def test_marks_leave_alone_what_the_script_has_named(pages: Pages) -> None:
     program = """
     from ddp import section, status
     assert page.mark(status_page.COMMUNICATE) == status_page.STARTING
@@ -98,14 +94,13 @@ def test_marks_leave_alone_what_the_script_has_named(pages: Pages, native: str) 
         status("going", step=100)
         os._exit(0)
     """
-    view = writing(pages, program, native)
+    view = writing(pages, program)
     assert (view.phase, view.message, view.step) == (RankPhase.EVALUATION, "going", 100)
     assert view.section is not None
     assert (view.section.name, view.section.timeout_s) == ("eval", 600.0)
 
 
-@WRITERS
-def test_only_the_rank_itself_writes(pages: Pages, native: str) -> None:
+def test_only_the_rank_itself_writes(pages: Pages) -> None:
     program = """
     import subprocess
     page.message("the rank")
@@ -117,7 +112,7 @@ def test_only_the_rank_itself_writes(pages: Pages, native: str) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     """
-    assert writing(pages, program, native).message == "the rank"
+    assert writing(pages, program).message == "the rank"
 
 
 ONLY_EXIT = """

@@ -1,4 +1,4 @@
-"""Writes the status page of a rank by a program, with either writer, and reads it as the agent does."""
+"""Writes the status page of a rank by a program, and reads it as the agent does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from rendezvous.values.rank_view import NO_REPEAT
 
 if TYPE_CHECKING:
@@ -18,14 +16,13 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView, Repeat
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
 
 
 def written(
-    pages: Pages, head: str, program: str, native: str, repeat: Repeat = NO_REPEAT, exit_code: int = 0
+    pages: Pages, head: str, program: str, repeat: Repeat = NO_REPEAT, exit_code: int = 0
 ) -> RankView:
     """Run the program to its end as rank 5. Return what is on its page then."""
-    env = dict(os.environ) | pages.open(0, 5, repeat) | {"DDP_NATIVE": native}
+    env = dict(os.environ) | pages.open(0, 5, repeat)
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(program)],
         env=env,

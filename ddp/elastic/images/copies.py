@@ -19,6 +19,7 @@ import torch
 
 from ddp.elastic.images import leaves, scratch
 from ddp.telemetry import torch_api
+from ddp.telemetry.contracts import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ _ORDINARY = {torch.Tensor, torch.nn.Parameter}
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    if os.environ.get("DDP_NATIVE", "1") == "0":
+    if os.environ.get(NATIVE, "1") == "0":
         return None
     try:
         native = import_module("ddp.elastic._bulk_copy")

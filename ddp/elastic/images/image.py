@@ -32,6 +32,7 @@ from ddp.elastic.commits import CommitName
 from ddp.elastic.images import leaves
 from ddp.elastic.images.leaves import Leaf
 from ddp.telemetry.coded import Coded
+from ddp.telemetry.contracts import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ _SHORT = 4096  # bytes for which zlib is as good
 
 @functools.cache
 def compiled_checksums() -> ModuleType | None:
-    if os.environ.get("DDP_NATIVE", "1") == "0":
+    if os.environ.get(NATIVE, "1") == "0":
         return None
     try:
         native = import_module("ddp.elastic._checksum")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp.telemetry.coded import Coded
+from ddp.telemetry.contracts import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,7 +82,7 @@ class ScratchError(Coded, OSError):
 
 def folders(environ: Mapping[str, str], scope: str = "") -> list[Path]:
     """The folders for commits of this node, the preferred one first. `scope`: of one of several States."""
-    given = environ.get("DDP_SCRATCH")
+    given = environ.get(SCRATCH)
     suffix = f"-{scope}" if scope else ""
     owner = os.getppid() if is_launched(environ) else os.getpid()
     name = f"ddp-elastic-{os.getuid()}-{_process_space()}-{owner}-{_start_time(owner)}{suffix}"

@@ -30,6 +30,7 @@ from ddp.groups.single_tensor import all_gather
 from ddp.reducer.bucket_sender import gradient_strides
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
+from ddp.telemetry.contracts import LOGICAL_WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 # --- the world -------------------------------------------------------------------------------------
 
-VARIABLE = "DDP_LOGICAL_WORLD"
 _COMPUTE, _FETCH = 0, 1
 
 
@@ -57,7 +57,7 @@ class LogicalWorld:
         self, size: int | None = None, *, threads: int | None = 1, group: ProcessGroup | None = None
     ) -> None:
         self._team = Team(group)
-        self.size = _size_from(os.environ.get(VARIABLE), self._team.size) if size is None else size
+        self.size = _size_from(os.environ.get(LOGICAL_WORLD), self._team.size) if size is None else size
         logical_ranks.check_size(self.size, self._team.size)
         self.threads = threads
         if threads is not None:
@@ -274,7 +274,7 @@ def _size_from(text: str | None, processes: int) -> int:
     if text is None:
         return processes
     if not (text.isascii() and text.isdigit()):
-        raise WrongValue(f"invalid {VARIABLE}={text!r}. Use a number of logical ranks")
+        raise WrongValue(f"invalid {LOGICAL_WORLD}={text!r}. Use a number of logical ranks")
     return int(text)
 
 

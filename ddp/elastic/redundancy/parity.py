@@ -22,6 +22,7 @@ from ddp.elastic.images.image import DamagedImage
 from ddp.elastic.redundancy import erasure_code, placement
 from ddp.elastic.redundancy.peer_links import PeerError
 from ddp.elastic.redundancy.placement import Protected, StripeFacts, chunk_range
+from ddp.telemetry.contracts import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ WORD = 8  # the lengths of all buffers are multiples of it
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    if os.environ.get("DDP_NATIVE", "1") == "0":
+    if os.environ.get(NATIVE, "1") == "0":
         return None
     try:
         return import_module("ddp.elastic._erasure")

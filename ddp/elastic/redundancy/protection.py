@@ -15,6 +15,7 @@ from ddp.elastic.redundancy.parity import ParityStore, StripeEncoder
 from ddp.elastic.redundancy.peer_links import Links, PeerError, Reply, Words
 from ddp.elastic.redundancy.placement import Protected
 from ddp.telemetry.coded import WrongType
+from ddp.telemetry.contracts import REDUNDANCY, TOPOLOGY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 # --- protection, from one resume to the next -------------------------------------------------------
 
 log = logging.getLogger("ddp.elastic")
-VARIABLE = "DDP_REDUNDANCY"
-TOPOLOGY = "DDP_TOPOLOGY"
 MORE_SLOTS = 2  # one for the protected commit, one for the next
 _WEAK = (
     "ddp.elastic: with redundancy %s, a loss of all nodes in %s at once cannot be repaired from memory, because too "
@@ -42,7 +41,7 @@ _WEAK = (
 def asked(option: str | None, environ: Mapping[str, str]) -> placement.Redundancy | None:
     """What the script asks for, otherwise the launcher."""
     _check_is_text(option)
-    return placement.parse(environ.get(VARIABLE, "") if option is None else option)
+    return placement.parse(environ.get(REDUNDANCY, "") if option is None else option)
 
 
 def _check_is_text(option: object) -> None:

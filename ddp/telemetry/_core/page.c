@@ -1,4 +1,4 @@
-/* The writer of a rank's status page. docs/status-page.md describes the layout and what it means.
+/* The writer of a rank's status page. page_layout.h is its layout; docs/status-page.md says what it means.
  *
  * Every block begins with a counter. The writer makes it odd, changes the block and makes it even again. A reader uses
  * its copy of a block only if the counter was even before and has the same value after. The fences keep this order on
@@ -23,83 +23,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, BINS = 24, KNOWN_GROUPS = 4096 };
-enum phase { STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT, EVALUATION, SECTION, IDLE, EXITING };
+#include "page_layout.h"
 
-enum { NUMBERED = 1, REPEATS = 2, UNCAUGHT = 4 }; /* flags of the totals */
 enum { TICKET_GROUP = 1, TICKET_NUMBER = 13 }; /* places in a ticket, after the bit of a PAIR: 12 bits for the group */
-enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and is counted separately */
-
-typedef _Atomic uint64_t counter;
-
-struct header {
-    char magic[8];
-    uint32_t version, size, wishes;
-    _Atomic uint32_t pid;
-    uint64_t opened_at, repeat_steps, repeat_to; /* the last two are the agent's */
-};
-struct progress {
-    counter sequence;
-    uint32_t phase, account; /* the phase to which the time since phase_since counts */
-    uint64_t phase_since, step, step_since, last_step_ns, mean_step_ns, phase_ns[PHASES];
-    uint32_t buckets, launched, finished, unused_too;
-    uint64_t launched_at, finished_at, group_timeout_ns;
-};
-struct section {
-    counter sequence;
-    uint64_t since, timeout_ns;
-    char name[104];
-};
-struct message {
-    counter sequence;
-    uint64_t at;
-    char text[240];
-};
-struct error {
-    counter sequence;
-    uint64_t at;
-    char text[368];
-};
-struct collective {
-    counter sequence;
-    uint64_t number, group_sequence, entered_at, finished_at, numel;
-    uint32_t shape, group;
-    int32_t peer;
-    uint32_t flags;
-    char op[20], dtype[12];
-};
-struct group {
-    counter sequence;
-    uint32_t group, size;
-    uint64_t entered, finished;
-    char name[40], members[24];
-};
-struct totals {
-    counter sequence;
-    uint64_t checkpoint_step;
-    uint32_t checkpoints, flags;
-    uint64_t first_step_at, formed_at, total_steps, unused[3], step_sum_ns, call_sum_ns;
-    uint64_t repeated_ns[PHASES];
-    uint32_t steps[BINS], calls[BINS];
-    uint64_t hidden_ns; /* an asynchronous collective ran, and the rank did not wait for it */
-};
-struct page {
-    _Alignas(64) struct header header;
-    _Alignas(64) struct progress progress;
-    _Alignas(64) struct section section;
-    _Alignas(64) struct message message;
-    _Alignas(64) struct error error;
-    _Alignas(64) struct collective ring[RING];
-    _Alignas(64) struct group groups[GROUPS];
-    _Alignas(64) struct totals totals;
-};
-
-_Static_assert(offsetof(struct page, progress) == 64 && offsetof(struct page, section) == 256 &&
-                   offsetof(struct page, message) == 384 && offsetof(struct page, error) == 640 &&
-                   offsetof(struct page, ring) == 1024 && offsetof(struct page, groups) == 2560 &&
-                   offsetof(struct page, totals) == 3712 &&
-                   sizeof(struct collective) == 96 && sizeof(struct group) == 96 && sizeof(struct page) <= PAGE,
-               "the layout is a contract with the readers");
 
 /* All facts of a group, kept in case another group overwrites its slot on the page. */
 struct known {
