@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml setup.py $(wildcard requirements/torch*.txt) 
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m pip check >$(VENV)/check || { cat $(VENV)/check; echo "requirements/ does not fit pyproject.toml; make lock"; exit 1; }
 	@# Compiled once here, so that not every start of a rank or a command has to.
-	@$(BIN)/python -m compileall -q launcher rendezvous ddp _ddp_launch_entry.py
+	@$(BIN)/python -m compileall -q launcher rendezvous ddp ddp_launch_wings _ddp_launch_entry.py
 	@touch $@
 
 install-test: $(VENV)/.installed-test

@@ -1,4 +1,6 @@
-"""The entry points of our commands. They import our packages whatever the user's folders contain.
+"""The ways into the house: our commands start here, and find here the doors of wings.
+
+The commands import our packages whatever the user's folders contain.
 
 Python searches the folders of PYTHONPATH before its own library. A project with a `launcher.py`, a `rendezvous/` or a
 `grpc.py` on PYTHONPATH would take the place of ours in the agent. So this module has a private name, and before it
@@ -28,7 +30,11 @@ def ddp_launch() -> int:
         return 0
     from launcher.cli import main
 
-    if sys.argv[1:2] in (["doctor"], ["plan"], ["warm"]):  # the agent has handlers of its own
+    if sys.argv[1:2] and sys.argv[1] in {
+        "doctor",
+        "warm",
+        *names(COMMAND),
+    }:  # the agent has handlers of its own
         _raise_on_interrupt()
     return _with_dependencies("ddp-launch", main)
 
@@ -145,3 +151,98 @@ def _is_library(entry: str, library: str) -> bool:
     return entry in (library, os.path.join(library, "lib-dynload")) or (
         entry.endswith(".zip") and os.path.dirname(entry) in (beside, os.path.dirname(beside))
     )
+
+
+# --- doors ------------------------------------------------------------------------------------------
+#
+# The house is the packages launcher, rendezvous and ddp. A wing is what they never import (docs/wings.md). It is found
+# by a door and a name, which are a group and a name of entry points. The table of the wings that are installed with the
+# house is `entry_points.txt` in the package of the wings; the metadata of ddp-launch is made of the same file. To read
+# it takes a tenth of a millisecond, and `importlib.metadata` takes fifty. So the entry points of other packages are
+# looked up only for a name that the table lacks.
+
+COMMAND = "ddp_launch.command"  # `ddp-launch NAME ...`
+
+_OURS = "ddp_launch_wings"
+
+
+class WingMissing(ImportError):
+    """A name stands in the table or in the metadata of a package, and its module does not exist."""
+
+
+def find(door: str, name: str) -> "Any":
+    """What stands behind the door under this name; None if nothing does."""
+    value = names(door).get(name) or others(door).get(name)
+    return load(door, name, value) if value else None
+
+
+def names(door: str) -> dict[str, str]:
+    """The names behind this door in the table, each with its module and attribute."""
+    found: dict[str, str] = {}
+    group = ""
+    table = os.path.join(os.path.dirname(os.path.abspath(__file__)), _OURS, "entry_points.txt")
+    for line in _text(table).splitlines():
+        if line.startswith("["):
+            group = line.strip("[]")
+        elif group == door and "=" in line:
+            name, _, value = line.partition("=")
+            found[name.strip()] = value.strip()
+    return found
+
+
+def others(door: str) -> dict[str, str]:
+    """The names that other packages have put behind this door, as in `names`."""
+    if not _others_may_name(door):
+        return {}
+    from importlib import metadata
+
+    ours = names(door)
+    points = metadata.entry_points(group=door)
+    return {point.name: point.value for point in points if point.name not in ours}
+
+
+def _others_may_name(door: str) -> bool:
+    """Whether another package may have this group. `importlib.metadata` would take ten times as long."""
+    for folder in sys.path:
+        try:
+            entries = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for entry in entries:
+            is_one = entry.endswith((".dist-info", ".egg-info")) and not entry.startswith("ddp_launch-")
+            if is_one and f"[{door}]" in _text(os.path.join(folder, entry, "entry_points.txt")):
+                return True
+    return False
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def load(door: str, name: str, value: str) -> "Any":
+    from importlib import import_module
+
+    module, _, attribute = value.partition(":")
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a package that the wing needs
+        raise WingMissing(_words_for(door, name, module)) from None
+    for each in attribute.split("."):
+        found = getattr(found, each)
+    return found
+
+
+def _words_for(door: str, name: str, module: str) -> str:
+    package, _, rest = module.partition(".")
+    wing = f"the wing {rest.partition('.')[0]}" if package == _OURS else f"the package {package}"
+    again = f"{sys.executable} -m pip install --force-reinstall --no-deps ddp-launch"
+    advice = "Install that package again, or remove it"
+    if package == _OURS:
+        advice = f"Install ddp-launch again: {again} (or, in a checkout: make install)"
+    return f"{name} ({door}) is in {wing}, which is not installed: there is no {module}. {advice}"

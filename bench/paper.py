@@ -26,9 +26,9 @@ from hosts import UNLIMITED, play, switched, why_not
 from models import Writer, resnet
 from shown import ROOT, machine, write_between_markers
 
-from launcher.plan import step_model
-from launcher.plan.profile import Gradient, Profile
-from launcher.plan.step_model import NVLINK, TRANSPORTS, Cluster, Link
+from ddp_launch_wings.plan import step_model
+from ddp_launch_wings.plan.profile import Gradient, Profile
+from ddp_launch_wings.plan.step_model import NVLINK, TRANSPORTS, Cluster, Link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,9 @@
 
 Needs root, `ip` and `tc`: hosts are network namespaces of this machine, joined by a switch (bridge). The link of each
 host is limited in both directions. `--fit` times all-reduces of one rank per host, and prints the constants of
-`launcher/plan/step_model.py` that fit best. Without it, steps are predicted with the constants of that file, and then
-run. No run of a step has been used for the fit. All hosts share the processors of this machine, so a profile is made
-with as many ranks as the job has.
+`ddp_launch_wings/plan/step_model.py` that fit best. Without it, steps are predicted with the constants of that file,
+and then run. No run of a step has been used for the fit. All hosts share the processors of this machine, so a profile
+is made with as many ranks as the job has.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from hosts import bandwidth, play, switched, why_not
 from shown import ROOT, machine, write_between_markers
 
-from launcher.plan import step_model
-from launcher.plan.command import record_profile
-from launcher.plan.step_model import TRANSPORTS, Cluster, Link, usual_inside
+from ddp_launch_wings.plan import step_model
+from ddp_launch_wings.plan.command import record_profile
+from ddp_launch_wings.plan.step_model import TRANSPORTS, Cluster, Link, usual_inside
 
 if TYPE_CHECKING:
-    from launcher.plan.profile import Profile
+    from ddp_launch_wings.plan.profile import Profile
 
 _RANK = os.path.join(ROOT, "bench", "plan_rank.py")
 _LINK_RANK = os.path.join(ROOT, "bench", "link_rank.py")

@@ -10,8 +10,9 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import _ddp_launch_entry as doors
 from launcher import ending_file
 from launcher.hosts import ssh_control
 from launcher.machine import devices
@@ -24,13 +25,21 @@ from launcher.settings.values import printable
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
 
 # Only as the first word; a program of that name is ./doctor.
-_DOCTOR, _DOCS, _WARM, _COMPLETION, _PLAN = "doctor", "docs", "warm", "completion", "plan"
+_DOCTOR, _DOCS, _WARM, _COMPLETION = "doctor", "docs", "warm", "completion"
+
+
+class Command(Protocol):
+    """The door `ddp_launch.command`: a command of a wing. It returns the text to print, or raises `UsageError`."""
+
+    def __call__(
+        self, words: list[str], environ: Mapping[str, str], tell: Callable[[str], None], /
+    ) -> str: ...
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,10 +53,8 @@ def main(argv: list[str] | None = None) -> int:
             from launcher import completion
 
             return _show(completion.text(tuple(words[1:])))
-        if words[:1] == [_PLAN]:
-            from launcher.plan import command
-
-            return _show(command.run(words[1:], os.environ, partial(_print_message, "plan")))
+        if command := _command_of_a_wing(words):
+            return _show(command(words[1:], os.environ, partial(_print_message, words[0])))
         is_doctor = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):
@@ -60,8 +67,20 @@ def main(argv: list[str] | None = None) -> int:
         ending_file.leave(error.exit_code, str(error), error.code)
         _print_message("error", with_code(str(error), error.code))
         return error.exit_code
+    except doors.WingMissing as error:
+        _print_message("error", with_code(str(error), Code.PACKAGE_MISSING))
+        return UsageError.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _command_of_a_wing(words: list[str]) -> Command | None:
+    """A command that another package brings does not hide a script."""
+    name = words[0] if words else ""
+    if name in doors.names(doors.COMMAND) or (name.replace("-", "").isalnum() and not os.path.exists(name)):
+        command: Command | None = doors.find(doors.COMMAND, name)
+        return command
+    return None
 
 
 def _check_system() -> None:

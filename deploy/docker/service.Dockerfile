@@ -14,6 +14,7 @@ COPY docs docs
 COPY rendezvous rendezvous
 COPY launcher launcher
 COPY ddp ddp
+COPY ddp_launch_wings ddp_launch_wings
 RUN /opt/ddp-launch/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . \
  && /opt/ddp-launch/bin/pip uninstall --yes --disable-pip-version-check setuptools \
  && /opt/ddp-launch/bin/python -m compileall -q /opt/ddp-launch/lib

@@ -17,6 +17,7 @@ COPY docs docs
 COPY rendezvous rendezvous
 COPY launcher launcher
 COPY ddp ddp
+COPY ddp_launch_wings ddp_launch_wings
 RUN /build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . -w /wheels \
  && rm /wheels/setuptools-*
 

@@ -11,8 +11,9 @@ from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("launcher", "rendezvous", "ddp")
+PACKAGES = ("launcher", "rendezvous", "ddp", "ddp_launch_wings")
 ENTRY = "_ddp_launch_entry.py"
+_TABLE = "ddp_launch_wings/entry_points.txt"
 LARGEST = 2_000_000  # the page has 60 kB of it, the manual 160 kB
 _CORE = {
     "ddp/groups/_native.abi3.so",
@@ -24,7 +25,16 @@ _CORE = {
     "ddp/telemetry/_page.abi3.so",
 }
 _PAGE = ROOT / "rendezvous" / "web" / "static"  # what a browser loads
-_IN_SOURCES = (ENTRY, "pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO")
+_IN_SOURCES = (
+    ENTRY,
+    _TABLE,
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "PKG-INFO",
+)
 
 
 def check(path: Path) -> None:
@@ -45,7 +55,9 @@ def problems_of_wheel(path: Path) -> list[str]:
         f"{name} does not belong there"
         for name in sorted(inside)
         if not name.startswith((ENTRY, *(f"{package}/" for package in PACKAGES)))
-        or not (name.endswith((".py", ".pyi", ".md", ".so", "/py.typed")) or name in _of_the_page())
+        or not (
+            name.endswith((".py", ".pyi", ".md", ".so", "/py.typed")) or name in (_TABLE, *_of_the_page())
+        )
         or (name.endswith(".so") and name not in _CORE)
     ]
     if "-none-any" in path.name and inside & _CORE:
@@ -61,7 +73,7 @@ def _expected(*, pure: bool) -> set[str]:
     modules = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
     pages = {f"launcher/pages/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     typed = {f"{name}/py.typed" for name in PACKAGES}
-    return {ENTRY} | modules | pages | typed | _of_the_page() | (set() if pure else _CORE)
+    return {ENTRY, _TABLE} | modules | pages | typed | _of_the_page() | (set() if pure else _CORE)
 
 
 def _of_the_page() -> set[str]:

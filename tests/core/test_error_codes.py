@@ -138,7 +138,7 @@ def test_codes_in_ddp_are_in_the_table() -> None:
 def test_every_code_is_used() -> None:
     source = "".join(
         path.read_text()
-        for package in ("launcher", "rendezvous", "ddp")
+        for package in ("launcher", "rendezvous", "ddp", "ddp_launch_wings")
         for path in (ROOT / package).rglob("*.py")
         if path.name != "error_codes.py"
     )

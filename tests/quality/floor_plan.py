@@ -5,16 +5,21 @@ A new module is a shell. Enter it in CORE if it is pure, and a new room in ROOMS
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 def within(folder: str, names: str) -> set[str]:
     return {f"{folder}.{name}" for name in names.split()}
 
 
+# What the house does not import, and the module by which it finds them.
+WINGS, DOORS = "ddp_launch_wings", "_ddp_launch_entry"
+
 # Pure: values in, values out. Everything else is shell.
 CORE = {
     "launcher": {
         *(
-            "answers exchange failure health hosts joining machine notify output plan progress ranks settings sources "
+            "answers exchange failure health hosts joining machine notify output progress ranks settings sources "
             "replaying supervision version"
         ).split(),
         *within("failure", "crash_text hidden_modules story symptoms verdict "),
@@ -34,10 +39,6 @@ CORE = {
             "lines live_area plain_view screen stream_view",
         ),
         *within("preflight", "checkup link_plan "),
-        *within(
-            "plan",
-            "prediction profile step_model table",
-        ),
         *within("ranks", "affinity worker_env"),
         *within("sources", "findings "),
         *within(
@@ -81,17 +82,43 @@ CORE = {
         *within("sharding", "shards"),
         *within("telemetry", "coded contracts torch_names"),
     },
+    WINGS: {
+        "plan",
+        *within("plan", "prediction profile step_model table"),
+    },
 }
 # Rooms that have a core and a shell: their pure modules are entered one by one, as "health.page".
 CORE_AND_SHELL = (
     within(
         "launcher",
-        "answers failure health hosts joining machine notify output plan preflight ranks settings sources warm_pool",
+        "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
     )
     | within("rendezvous", "access client control diagnosing replay rounds service submit values web")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
     | within("ddp.elastic", "images logical redundancy")
+    | within(WINGS, "plan")
 )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a wing imports of the house, and of other packages."""
+
+    house: frozenset[str] = frozenset()
+    packages: frozenset[str] = frozenset()
+
+
+def needs(house: str, packages: str = "") -> Needs:
+    return Needs(frozenset(house.split()), frozenset(packages.split()))
+
+
+# The rooms outside of the house. Their tests are in the folders of these names in tests/wings.
+WINGS_NEED = {
+    "plan": needs(
+        "launcher.settings.arguments launcher.settings.values launcher.template.contracts rendezvous.values.durations "
+        "rendezvous.values.error_codes"
+    ),
+}
 
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
 ROOMS = {
@@ -139,7 +166,6 @@ ROOMS = {
         ),
         "about": {"preflight", "template", "version"},
         "manual": {"settings"},
-        "plan": {"settings", "template"},
         "completion": {"manual", "settings"},
         "cli": {
             "about",
@@ -148,7 +174,6 @@ ROOMS = {
             "hosts",
             "machine",
             "manual",
-            "plan",
             "preflight",
             "settings",
             "start",
@@ -201,6 +226,7 @@ ROOMS = {
         "shm": {"groups"},
         "wrapper": {"reducer", "diagnostics"},
     },
+    WINGS: {wing: set() for wing in WINGS_NEED},  # a wing imports no other wing
     "ddp.elastic": {
         "commits": set(),
         "request": set(),
@@ -328,9 +354,12 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",
 }
 
-# The product as a whole, without the generated messages. Both may only fall; the goal is 73,000 lines in 300 files.
-MOST_PRODUCT_LINES = 81_000
-MOST_PRODUCT_FILES = 405
+# The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
+# lines in 260 files.
+MOST_HOUSE_LINES = 80_260
+MOST_HOUSE_FILES = 401
+MOST_WING_LINES = 1_100
+MOST_WING_FILES = 7
 MAX_FILE_LINES = 900
 MAX_TEST_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PACKAGES = ("launcher", "rendezvous", "ddp")
+PACKAGES = ("launcher", "rendezvous", "ddp", "ddp_launch_wings")
 GENERATED = "/pb/"
 
 

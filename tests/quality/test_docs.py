@@ -15,8 +15,8 @@ import pytest
 import tidy
 from tidy import ROOT
 
+from ddp_launch_wings.plan.command import parser as scaling_plan
 from launcher import manual
-from launcher.plan.command import parser as scaling_plan
 from launcher.settings import usage
 from launcher.settings.options import OPTIONS
 from rendezvous.control.commands import parser as ddpctl

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"ddp", "launcher", "rendezvous", "_ddp_launch", "_ddp_launch_entry", "_ddp_launch_rank"}
+OURS = {"ddp", "launcher", "rendezvous", "_ddp_launch", "_ddp_launch_rank"}
+OURS |= {"ddp_launch_wings", "_ddp_launch_entry"}
 OURS |= {"sitecustomize", "__main__"}
 INSTALLED = ("torch", "install")
 # Folders, and the lists in requirements/ that the target installs which runs them.
 TARGETS = {
-    ("launcher", "rendezvous", "ddp"): INSTALLED,
+    ("launcher", "rendezvous", "ddp", "ddp_launch_wings"): INSTALLED,
     ("examples",): INSTALLED,
     ("docs",): (*INSTALLED, "site"),
     ("bench",): (*INSTALLED, "bench"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import yaml
-from tidy import ROOT
+from tidy import PACKAGES, ROOT
 
 sys.path.append(str(ROOT / "docs" / "site"))
 
@@ -113,7 +113,7 @@ _NO_VARIABLES = {"DDP_CORE_H"}  # the guard of a C header
 def variables_of_the_code() -> set[str]:
     found = {variable for option in OPTIONS for variable in option.variables if variable.startswith("DDP_")}
     found |= {settings.variable(setting) for setting in settings.SETTINGS}
-    for package in ("ddp", "launcher", "rendezvous"):
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
             if path.suffix in (".py", ".c", ".h", ".cpp") and path.name.find("_pb2") < 0:
                 text = path.read_text()

@@ -13,9 +13,7 @@ from tidy import ROOT, Module
 MODULES = tidy.modules()
 NAMES = [module.name for module in MODULES]
 WRITTEN_HERE = (
-    "launcher",
-    "rendezvous",
-    "ddp",
+    *tidy.PACKAGES,
     "tests",
     "bench",
     "examples",
@@ -118,10 +116,26 @@ def test_a_module_with_one_importer_has_a_reason():
     assert plan.MAY_HAVE_ONE_IMPORTER.keys() <= set(NAMES), "a reason for a module that does not exist"
 
 
-def test_the_product_stays_within_its_budget():
-    """A reader is to hold it in the head: what is added pays for its room."""
-    assert len(MODULES) <= plan.MOST_PRODUCT_FILES
-    assert sum(module.source.count("\n") for module in MODULES) <= plan.MOST_PRODUCT_LINES
+def test_house_and_wings_stay_within_their_budgets():
+    """A reader is to hold the house in the head: what is added pays for its room."""
+    house = [module for module in MODULES if module.package != plan.WINGS]
+    wings = [module for module in MODULES if module.package == plan.WINGS]
+    doors = (ROOT / f"{plan.DOORS}.py").read_text().count("\n")
+    assert len(house) + 1 <= plan.MOST_HOUSE_FILES
+    assert sum(module.source.count("\n") for module in house) + doors <= plan.MOST_HOUSE_LINES
+    assert len(wings) <= plan.MOST_WING_FILES
+    assert sum(module.source.count("\n") for module in wings) <= plan.MOST_WING_LINES
+
+
+def test_the_house_does_not_name_a_wing():
+    """No import of any kind, late or by name, and no path: what the house knows of a wing is its name behind a door."""
+    house = [module for module in MODULES if module.package != plan.WINGS]
+    assert not [module.name for module in house if plan.WINGS in module.source]
+    for wing in plan.WINGS_NEED:
+        assert (ROOT / plan.WINGS / wing / "__init__.py").exists()
+        assert list((ROOT / "tests" / "wings" / wing).glob("test_*.py")), (
+            f"the wing {wing} has no tests of its own"
+        )
 
 
 def test_no_modules_import_each_other():
@@ -179,6 +193,14 @@ WRONG_IMPORTS = [
     ("rendezvous.service.owner", "from rendezvous import torchrun"),
     ("ddp", "import launcher"),
     ("ddp", "from rendezvous import types"),
+    ("launcher.cli", "def late():\n    from ddp_launch_wings.plan import command"),
+    ("launcher.cli", "import importlib\nimportlib.import_module('ddp_launch_wings.plan')"),
+    ("launcher.supervision", "import _ddp_launch_entry"),
+    ("ddp_launch_wings.plan.command", "import launcher.agent"),
+    ("ddp_launch_wings.plan.command", "import torch"),
+    ("ddp_launch_wings.plan.command", "from ddp_launch_wings.submit import job"),
+    ("ddp_launch_wings.plan.prediction", "import time"),
+    ("ddp_launch_wings.plan.prediction", "from ddp_launch_wings.plan import command"),
 ]
 
 

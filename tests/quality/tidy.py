@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("launcher", "rendezvous", "ddp")
+HOUSE = ("launcher", "rendezvous", "ddp")
+PACKAGES = (*HOUSE, plan.WINGS)
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,12 @@ def wrong_imports(module: Module) -> list[str]:
 
 def _why_not(module: Module, name: str) -> str:
     top = name.partition(".")[0]
+    if top == plan.WINGS and module.package != plan.WINGS:
+        return "the house imports no wing: it opens a door (_ddp_launch_entry.py)"
+    if top == plan.DOORS:
+        return "a core module opens no door" if module.is_core else ""
+    if module.package == plan.WINGS:
+        return _why_not_in_a_wing(module, name)
     if top == "torch" and module.package != "ddp":
         may = module.name in plan.MAY_IMPORT_TORCH or is_apart(module.name)
         return "" if may else "torch is not for launcher and rendezvous"
@@ -132,6 +139,23 @@ def _why_not(module: Module, name: str) -> str:
     if module.is_core or top not in plan.THIRD_PARTY[module.package]:
         return "not one of the packages that the floor plan allows here"
     return ""
+
+
+def _why_not_in_a_wing(module: Module, name: str) -> str:
+    wing = plan.WINGS_NEED.get(room_of(module.name), plan.Needs())
+    top = name.partition(".")[0]
+    if top == plan.WINGS:
+        other = room_of(name) not in ("", room_of(module.name))
+        return "a wing imports no other wing" if other else _why_not_ours(module, name)
+    if top in HOUSE:
+        needed = any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in wing.house)
+        return (
+            "" if needed else f"not part of what the floor plan lets {room_of(module.name)} use of the house"
+        )
+    if top in sys.stdlib_module_names:
+        impure = module.is_core and top not in plan.PURE_STDLIB
+        return "a core module has no use for it" if impure else ""
+    return "" if top in wing.packages and not module.is_core else "not one of the packages of this wing"
 
 
 def is_apart(name: str) -> bool:

@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 
 import pytest
-from tidy import PACKAGES, ROOT
+from tidy import ROOT
 
 sys.path.append(str(ROOT / "deploy" / "wheels"))
 
@@ -36,9 +36,9 @@ needs_a_compiler = pytest.mark.skipif(
 def source(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
     names = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
-    for name in (*names, "_ddp_launch_entry.py"):
+    for name in (*names, contents.ENTRY):
         shutil.copy(ROOT / name, source)
-    for name in PACKAGES:
+    for name in contents.PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     shutil.copytree(ROOT / "docs", source / "docs", ignore=shutil.ignore_patterns("img", "decisions"))
     return source

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from launcher.plan.prediction import CADENCES, EFFICIENT
-from launcher.plan.step_model import DEFAULT_CAP_MB
+from ddp_launch_wings.plan.prediction import CADENCES, EFFICIENT
+from ddp_launch_wings.plan.step_model import DEFAULT_CAP_MB
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
 from rendezvous.values.durations import UNITS
@@ -15,7 +15,7 @@ from rendezvous.values.error_codes import Code
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.plan.prediction import Prediction, Question
+    from ddp_launch_wings.plan.prediction import Prediction, Question
 
 
 _HEAD = ("nodes", "ranks", "step", "compute", "waiting", "exposed", "efficiency", "HSDP", "DiLoCo", "goodput")

@@ -10,10 +10,10 @@ from statistics import mean
 import pytest
 from played_step import play_ring, play_step
 
-from launcher.plan import command, step_model, table
-from launcher.plan.prediction import FailureModel, Question, goodput, predict
-from launcher.plan.profile import BadProfile, Gradient, Profile, from_text, merged, to_text
-from launcher.plan.step_model import (
+from ddp_launch_wings.plan import command, step_model, table
+from ddp_launch_wings.plan.prediction import FailureModel, Question, goodput, predict
+from ddp_launch_wings.plan.profile import BadProfile, Gradient, Profile, from_text, merged, to_text
+from ddp_launch_wings.plan.step_model import (
     GLOO,
     HIER,
     MIB,
@@ -25,7 +25,7 @@ from launcher.plan.step_model import (
     buckets_of,
     measured_link,
 )
-from launcher.plan.table import node_counts, rate, seconds
+from ddp_launch_wings.plan.table import node_counts, rate, seconds
 from launcher.settings.arguments import UsageError
 
 FAST = Link(1.25e10, 20e-6)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.plan.step_model import BUCKET_S
+from ddp_launch_wings.plan.step_model import BUCKET_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.plan.step_model import Bucket, Link
+    from ddp_launch_wings.plan.step_model import Bucket, Link
 
 
 def play_ring(begins: Sequence[float], link: Link, nbytes: float, collective_s: float = 0.0) -> list[float]:

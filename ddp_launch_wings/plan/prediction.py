@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from launcher.plan import step_model
-from launcher.plan.step_model import CAPS_MB, DEFAULT_CAP_MB, Cluster
+from ddp_launch_wings.plan import step_model
+from ddp_launch_wings.plan.step_model import CAPS_MB, DEFAULT_CAP_MB, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.plan.profile import Profile
-    from launcher.plan.step_model import Link, StepTime, Transport
+    from ddp_launch_wings.plan.profile import Profile
+    from ddp_launch_wings.plan.step_model import Link, StepTime, Transport
 
 
 CADENCES = (1, 2, 4, 8, 16, 32)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from launcher.plan.profile import Gradient, Profile
+    from ddp_launch_wings.plan.profile import Gradient, Profile
 
 
 # --- how much longer the slowest of many ranks takes ------------------------------------------------
