@@ -26,13 +26,10 @@ HOW = {"restart": False, "in-place": True}
 # Those that `make test` plays: one of each sort. `make nightly` plays the others, `make faults` all of them.
 QUICK = frozenset(
     """
-    exception killed-ours-shm memory-limit loader-killed
-    stopped-two-nodes sleep-backward other-shape
-    agent-killed evaluation
-    nccl-port nccl-timeout nccl-illegal-access
+    exception killed-ours-shm stopped-two-nodes agent-killed evaluation nccl-port
     """.split()
 )
-QUICK_IN_PLACE = frozenset("exception-ours-shm killed-rank-0 nccl-port-two-nodes".split())
+QUICK_IN_PLACE = frozenset(("killed-rank-0",))
 
 
 def _show(played: Played) -> None:

@@ -42,6 +42,9 @@ def test_minimal(tmp_path: Path) -> None:
     assert loss_in(said) < 1e-3
 
 
+@pytest.mark.nightly(
+    instead=("::test_minimal", "contract/ddp_like_torch/test_torchs_own.py::test_under_distributed_autograd")
+)
 def test_embeddings_on_a_parameter_server(tmp_path: Path) -> None:
     said = run(tmp_path, "train_rpc.py", "--steps", "40", ranks=4)
     first, last = map(
@@ -51,6 +54,7 @@ def test_embeddings_on_a_parameter_server(tmp_path: Path) -> None:
     assert "the dense layers of all trainers are the same" in said
 
 
+@pytest.mark.nightly(instead="::test_minimal")
 def test_gpt_learns_from_generated_text(tmp_path: Path) -> None:
     said = run(tmp_path, "train_gpt.py", "--steps", "40", "--batch", "8")
     losses = [float(each) for each in re.findall(r"loss ([\d.]+)", said)]

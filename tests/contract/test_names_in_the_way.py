@@ -17,10 +17,11 @@ _ALSO_OURS = [
     pytest.param(name, marks=_NIGHTLY) for name in ("launcher", "rendezvous", "wire", "_ddp_launch")
 ]
 _ALSO_TORCHS = [
-    pytest.param(name, marks=_NIGHTLY) for name in ("typing_extensions.py", "json.py", "socket.py")
+    pytest.param(name, marks=_NIGHTLY)
+    for name in ("numpy/__init__.py", "typing_extensions.py", "json.py", "socket.py")
 ]
 _ALSO_ON_PYTHONPATH = [
-    pytest.param(name, marks=_NIGHTLY) for name in ("rendezvous", "ddp", "asyncio", "google")
+    pytest.param(name, marks=_NIGHTLY) for name in ("grpc", "rendezvous", "ddp", "asyncio", "google")
 ]
 _SETS_THREADS = """
 import os, sys
@@ -70,7 +71,7 @@ def test_script_called_ddp_that_imports_our_library_says_why(light: dict[str, st
     assert "rename it" in ended.err
 
 
-@pytest.mark.parametrize("name", ["launcher", "grpc", *_ALSO_ON_PYTHONPATH])
+@pytest.mark.parametrize("name", ["launcher", *_ALSO_ON_PYTHONPATH])
 def test_modules_of_those_names_on_pythonpath(name: str, tmp_path: Path) -> None:
     """The agent and its rendezvous service import their own modules, and the rank imports the user's."""
     folder = tmp_path / "project"
@@ -85,7 +86,7 @@ def test_modules_of_those_names_on_pythonpath(name: str, tmp_path: Path) -> None
     assert ended.out == f"{name} of the project\n"
 
 
-@pytest.mark.parametrize("name", ["queue.py", "numpy/__init__.py", *_ALSO_TORCHS])
+@pytest.mark.parametrize("name", ["queue.py", *_ALSO_TORCHS])
 def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Path) -> None:
     entry = name.partition("/")[0]
     module = entry.removesuffix(".py")
@@ -126,13 +127,13 @@ def test_a_built_in_module_cannot_be_shadowed(light: dict[str, str], tmp_path: P
     assert (ended.out, ended.err) == ("atexit True\n", "")
 
 
-def test_a_safe_path_hides_them(tmp_path: Path) -> None:
+def test_a_safe_path_hides_them(light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "raise RuntimeError('not this one')\n", "queue.py")
     script(
         tmp_path,
         "import queue, sys\nprint(queue.Queue.__name__, sys.flags.safe_path, 'torch' in sys.modules)\n",
     )
-    ended = ddp_launch("train.py", cwd=tmp_path, env={"PYTHONSAFEPATH": "1"}).ok()
+    ended = ddp_launch("train.py", cwd=tmp_path, env=light | {"PYTHONSAFEPATH": "1"}).ok()
     assert (ended.out, ended.err) == ("Queue True True\n", "")
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 # addresses in the same store, under torchrun as well.
 _JOBS = [
     (WARM, ("positional", "keyword", "without_waiting", "as_store", "env")),
-    (PLAIN, ("env", "file")),
 ]
 _NIGHTLY: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    (PLAIN, ("env", "file")),
     (WARM, ("env", "file", "elsewhere")),
     (WARM, ("tcp",)),
     (PLAIN, ("positional",)),
@@ -41,7 +41,9 @@ print("met")
 """
 
 
-@pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(WARM, id="warm"), pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly)]
+)
 def test_a_file_is_removed_when_all_ranks_have_ended(options: Sequence[str], tmp_path: Path) -> None:
     """Otherwise the next job with this file would find the addresses of these ranks."""
     path = tmp_path / "meeting"

@@ -82,9 +82,9 @@ def test_ranks_draw_as_fresh_processes_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
-def test_hash_seed_is_honoured(options: Sequence[str], tmp_path: Path) -> None:
+def test_hash_seed_is_honoured(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "print(hash('a'))\n")
-    env = {"PYTHONHASHSEED": "0"}
+    env = light | {"PYTHONHASHSEED": "0"}
     expected = python("train.py", cwd=tmp_path, env=env).ok().out
     assert ddp_launch("train.py", cwd=tmp_path, options=options, env=env).ok().out == expected
 
@@ -105,11 +105,11 @@ with open(f"{sys.argv[1]}.{os.environ.get('RANK', 0)}.json", "w") as file:
 
 @pytest.mark.parametrize("options", [PLAIN, WARM], ids=["plain", "warm"])
 def test_what_a_process_inherits_passes_through_the_launcher(
-    options: tuple[str, ...], tmp_path: Path
+    options: tuple[str, ...], light: dict[str, str], tmp_path: Path
 ) -> None:
     """Limits, umask, priority, CPUs, rights: those of the command, as under torchrun, which sets none of them."""
     name = script(tmp_path, _INHERITED).name
     python(name, "alone", cwd=tmp_path).ok()
-    ddp_launch(name, "ours", cwd=tmp_path, nproc=2, options=options).ok()
+    ddp_launch(name, "ours", cwd=tmp_path, nproc=2, options=options, env=light).ok()
     alone = written(tmp_path, "alone")
     assert [written(tmp_path, "ours", rank) for rank in (0, 1)] == [alone, alone]

@@ -55,6 +55,7 @@ def ours(place: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.nightly(instead=("::test_as_under_torchrun", "::test_as_under_python"))
 def test_a_pooled_rank_differs_in_nothing_from_a_forked_one(place: Path, pool: tuple[str, ...]) -> None:
     ddp_launch("main_facts.py", "there", "x y", cwd=place, nproc=2).ok()
     ddp_launch("main_facts.py", "here", "x y", cwd=place, nproc=2, options=pool).ok()

@@ -110,10 +110,12 @@ def test_the_users_site_hooks_run(options: Sequence[str], light: dict[str, str],
     assert ddp_launch("train.py", cwd=tmp_path, options=options, env=env).ok().out == fresh.out
 
 
-def test_a_failing_site_hook_complains_as_ever_and_the_script_runs(tmp_path: Path) -> None:
+def test_a_failing_site_hook_complains_as_ever_and_the_script_runs(
+    light: dict[str, str], tmp_path: Path
+) -> None:
     script(tmp_path / "site", "raise RuntimeError('hook')\n", "sitecustomize.py")
     script(tmp_path, "print('runs')\n")
-    env = {"PYTHONPATH": str(tmp_path / "site")}
+    env = {"PYTHONPATH": f"{tmp_path / 'site'}:{light['PYTHONPATH']}"}
     assert python("train.py", cwd=tmp_path, env=env).ok().out == "runs\n"
     ended = ddp_launch("train.py", cwd=tmp_path, env=env).ok()
     assert ended.out == "runs\n"

@@ -43,6 +43,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly(instead="unchanged/test_programs.py")
 def test_accelerate_trains(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     script(tmp_path, _ACCELERATE)
@@ -78,12 +79,14 @@ sys.stdout.write("no newline at the end")
 @pytest.mark.parametrize(
     "options", [pytest.param(WARM, id="warm"), pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly)]
 )
-def test_much_output_arrives_whole(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_much_output_arrives_whole(options: tuple[str, ...], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, _LOUD.replace("print(", "sys.stdout.write('%s %s\\n' % (").replace("40)", "40))"))
     expected = "".join(f"{number} {'x' * 40}\n" for number in range(200_000))
     expected += "y" * 3_000_000 + "\nno newline at the end"
     logs = tmp_path / "logs"
-    ddp_launch("train.py", cwd=tmp_path, options=[*options, "-r", "3", "--log-dir", str(logs)]).ok()
+    ddp_launch(
+        "train.py", cwd=tmp_path, options=[*options, "-r", "3", "--log-dir", str(logs)], env=light
+    ).ok()
     (log,) = logs.rglob("stdout.log")
     digest = hashlib.sha256(log.read_bytes()).hexdigest()
     assert digest == hashlib.sha256(expected.encode()).hexdigest()

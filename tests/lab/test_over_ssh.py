@@ -21,13 +21,7 @@ if TYPE_CHECKING:
     from lab_host import Host, Process
     from lab_network import Lab
 
-NIGHTLY = pytest.mark.nightly(
-    instead=(
-        "::test_one_command_runs_the_job_on_all_hosts",
-        "::test_ctrl_c_stops_all_hosts",
-        "shell/test_fleet.py",
-    )
-)
+NIGHTLY = pytest.mark.nightly(instead=("::test_one_command_runs_the_job_on_all_hosts", "shell/test_fleet.py"))
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
 LAUNCH = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
@@ -151,6 +145,7 @@ def test_a_restart_over_ssh(cluster: Cluster) -> None:
     assert len([line for line in notices if " lost the connection to its peers; " not in line]) == 1, notices
 
 
+@NIGHTLY
 def test_ctrl_c_stops_all_hosts(cluster: Cluster) -> None:
     command = cluster.launch("train.py", "stay")
     cluster.wait_until_trained()

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
     Build = Callable[..., Lab]
 
-NIGHTLY = pytest.mark.nightly(instead=("::test_a_rank_is_killed", "shell/test_restarts.py"))
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "lab/test_node_scenarios.py::test_the_node_of_rank_0_and_the_store_is_powered_off",
+        "shell/test_restarts.py",
+    )
+)
 
 ONE_RESTART = ("--max-restarts", "1")
 
@@ -71,6 +76,7 @@ def test_a_rank_raises_and_no_restart_is_left(lab: Build, tmp_path: Path, undist
     job.assert_nothing_left()
 
 
+@NIGHTLY
 def test_a_rank_is_killed(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path, *ONE_RESTART)
     job.kill(job.ranks()[1])

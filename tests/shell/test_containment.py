@@ -21,6 +21,7 @@ MODES = {
     "program": ("--no-python", sys.executable, "SCRIPT"),
 }
 ALL = [f"{name}-{rank}" for name in ("child", "deaf", "session", "daemon", "forking") for rank in (0, 1)]
+EARLY = (("warm", 2), ("warm", 4), ("plain", 3))  # of the moments of a start, in every run
 STAYS = FAMILY + "family(); stay('rank')\n"
 
 
@@ -39,6 +40,7 @@ def test_killed_agent_leaves_nothing(launch: Launch, mode: str) -> None:
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly(instead="::test_killed_agent_leaves_nothing")
 def test_killed_agent_leaves_nothing_of_real_torch(launch: Launch) -> None:
     source = FAMILY + (
         "import torch.distributed as dist\n"
@@ -65,13 +67,9 @@ def test_killed_agent_leaves_nothing_while_torch_is_imported(launch: Launch) -> 
 @pytest.mark.parametrize(
     ("mode", "processes"),
     [
-        *(pytest.param("warm", processes) for processes in range(1, 6)),
-        *(
-            pytest.param(mode, processes, marks=[pytest.mark.nightly] if processes != 3 else [])
-            for mode in MODES
-            if mode != "warm"
-            for processes in range(1, 6)
-        ),
+        pytest.param(mode, processes, marks=[] if (mode, processes) in EARLY else [pytest.mark.nightly])
+        for mode in MODES
+        for processes in range(1, 6)
     ],
 )
 def test_killed_agent_leaves_nothing_while_it_starts(launch: Launch, mode: str, processes: int) -> None:
@@ -134,7 +132,9 @@ def test_job_fails_with_the_cause_when_the_zygote_is_killed(launch: Launch) -> N
     assert "zygote" in cause["reason"]
 
 
-@pytest.mark.parametrize("processes", range(2, 5))
+@pytest.mark.parametrize(
+    "processes", [2, *(pytest.param(each, marks=pytest.mark.nightly) for each in (3, 4))]
+)
 def test_zygote_killed_early_is_replaced(launch: Launch, processes: int) -> None:
     """While it imports, idle, or with a keeper: whatever the moment, the ranks run in the end."""
     source = FAMILY + (

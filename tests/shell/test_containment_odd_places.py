@@ -26,8 +26,15 @@ PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
 # --- standard streams --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (1, 2), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("warm", [True, False])
+CLOSED = [((1,), True), ((2,), False), ((0, 1, 2), True)]
+MORE_CLOSED = [
+    (c, w) for c in ((0,), (1,), (2,), (1, 2), (0, 1, 2)) for w in (True, False) if (c, w) not in CLOSED
+]
+
+
+@pytest.mark.parametrize(
+    ("closed", "warm"), [*CLOSED, *(pytest.param(*each, marks=pytest.mark.nightly) for each in MORE_CLOSED)]
+)
 def test_closed_streams(launch: Launch, closed: tuple[int, ...], warm: bool) -> None:
     """What is closed reads and writes like /dev/null; it is not taken by a pipe or socket of the launcher's."""
     source = FAMILY + "print('out'); print('err', file=sys.stderr); sys.stdin.read(); there('ran')\n"

@@ -96,9 +96,10 @@ def assert_back_in_time(job: Launched) -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        (
+        pytest.param(
             "stopped",
             r"rank 1 on .*: has been stopped by a signal .*; ranks 0 and 2 .* in all_reduce #\d+ \(16 x float32\)",
+            marks=pytest.mark.nightly,
         ),
         (
             "native",
@@ -109,9 +110,10 @@ def assert_back_in_time(job: Launched) -> None:
             r"rank 1 on .*: has made no progress for .* in its data loader \(sleeping\); ranks 0 and 2 have ",
             marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             "astray",
             r"rank 1 on .*: entered barrier #\d+, while ranks 0 and 2 entered all_reduce #\d+ \(16 x float32\)",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -180,6 +182,7 @@ def test_a_job_that_somebody_stops_is_left_alone(launch: Launch) -> None:
     assert not said_of_ranks(job)
 
 
+@pytest.mark.nightly(instead="core/test_stillness.py")
 def test_off_is_off(launch: Launch) -> None:
     job = launch("--nproc-per-node", "2", "--hang-timeout", "off", "SCRIPT", "stopped", source=TRAIN)
     job.await_there("wrong")

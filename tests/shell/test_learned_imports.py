@@ -147,6 +147,12 @@ if is_first:
 """
 
 
+@pytest.mark.nightly(
+    instead=(
+        "::test_what_all_ranks_import_is_imported_under_their_variables",
+        "::test_a_fork_can_inherit_what_is_known",
+    )
+)
 def test_a_death_in_the_first_step_repeats_no_import(launch: Launch, tmp_path: Path) -> None:
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "SCRIPT", str(tmp_path / "stepped"))
     job = launch(*words, source=DIES_AT_ONCE, fake_torch=None)

@@ -95,6 +95,12 @@ def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, b
     assert job.failure()["first_cause"]["rank"] == 2
 
 
+@pytest.mark.nightly(
+    instead=(
+        "::test_a_bucket_that_fails_names_the_peer_and_its_parameters",
+        "::test_a_script_without_our_library_gets_torchs_error_with_a_note",
+    )
+)
 def test_a_collective_of_the_script_names_the_peer_too(launch: Launch) -> None:
     source = (
         WITH_DDP + LAST_DIES + "try:\n    dist.all_reduce(torch.ones(4))\nexcept ddp.CommError as error:\n"
@@ -108,6 +114,7 @@ def test_a_collective_of_the_script_names_the_peer_too(launch: Launch) -> None:
     assert job.wait() == 137, job.stderr()
 
 
+@pytest.mark.nightly(instead="::test_a_bucket_that_fails_names_the_peer_and_its_parameters")
 def test_a_look_while_the_first_group_is_being_made_does_not_cost_the_acquaintance(launch: Launch) -> None:
     """torch enters the group a moment before it makes it the default one; the guard looks when it likes."""
     source = START + (
@@ -188,6 +195,7 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     assert re.search(r"ranks 0 and 2 .* init_process_group #1", cause["reason"])
 
 
+@pytest.mark.nightly(instead=("::test_who_never_comes_to_form_the_group_is_named", "core/test_diagnosis.py"))
 def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
     """And not rank 2, which has nothing to do there."""
     source = (
@@ -229,6 +237,7 @@ def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Laun
     assert job.wait() == 7, job.stderr()  # long before anybody would be killed
 
 
+@pytest.mark.nightly(instead="shell/test_signals.py::test_grace_is_the_same_when_a_rank_has_failed")
 def test_a_rank_that_cannot_be_released_is_killed_when_its_time_is_up(launch: Launch) -> None:
     source = WITH_DDP + (
         "there('ready')\n"

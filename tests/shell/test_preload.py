@@ -81,6 +81,7 @@ def test_what_cannot_be_is_told_and_ranks_start_plainly(
     assert words in job.stderr()
 
 
+@pytest.mark.nightly(instead="::test_it_is_imported_once_for_all_ranks_of_all_generations")
 def test_a_first_step_does_not_import_what_was_preloaded(launch: Launch, tmp_path: Path) -> None:
     source = (
         "import sys, torch\n"

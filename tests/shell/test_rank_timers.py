@@ -60,6 +60,7 @@ def test_a_rank_whose_timer_runs_out_is_ended_and_the_job_goes_on(
     assert bystander.poll() is None, "a process that is not of the job"
 
 
+@pytest.mark.nightly(instead="::test_a_rank_whose_timer_runs_out_is_ended_and_the_job_goes_on")
 def test_the_box_says_which_timer_it_was(launch: Launch) -> None:
     job = launch("--rank-timers", "--nproc-per-node", "2", source=SETS_TIMERS, env={"BYSTANDER": "0"})
     assert job.wait(120) == 128 + 9, job.stderr()
@@ -71,7 +72,8 @@ def test_a_pipe_that_cannot_be_made_is_named(launch: Launch, tmp_path: Path) -> 
     path = tmp_path / "timers"
     path.write_text("somebody's")
     env = {"TORCHELASTIC_TIMER_FILE": str(path)}
-    job = launch("--rank-timers", source="import os; print(os.environ['TORCHELASTIC_TIMER_FILE'])", env=env)
+    source = "import os; print(os.environ['TORCHELASTIC_TIMER_FILE'])"
+    job = launch("--rank-timers", source=source, env=env, fake_torch="")
     assert job.wait(120) == 0, job.stderr()
     assert (
         f"--rank-timers: cannot create the pipe {path}: File exists; the job continues without"

@@ -185,7 +185,7 @@ def test_an_exception_that_the_script_has_handled_is_not_the_reason(
         "except OSError: traceback.print_exc()\n"
         "sys.exit('no checkpoint found in /data')\n"
     )
-    job = launch(*options, source=source)
+    job = launch(*options, source=source, fake_torch="")
     assert job.wait() == 1
     told = job.failure()["first_cause"]
     assert told["class"] == "exit-code"
@@ -234,8 +234,8 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("warm", "last"),
     [
-        (True, 40),
-        (False, 30),
+        (True, 20),
+        (False, 16),
         pytest.param(True, 220, marks=pytest.mark.nightly),
         pytest.param(False, 80, marks=pytest.mark.nightly),
     ],
@@ -243,7 +243,7 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
 def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> None:
     source = FAMILY + (
         "generation = int(os.environ['DDP_GENERATION'])\n"
-        f"if generation in (20, {last}):\n"
+        f"if generation in (8, {last}):\n"
         "    there(f'generation-{generation}')\n"
         "    while not os.path.exists(f\"{os.environ['THERE']}/go-{generation}\"): time.sleep(0.001)\n"
         f"sys.exit(generation < {last})\n"
@@ -261,7 +261,7 @@ def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> No
         fake_torch="",
     )
     before: list[dict[str, int]] = []
-    for generation in (20, last):
+    for generation in (8, last):
         job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=200)
         eventually(lambda: len(job.processes()) == 2 + (3 if warm else 2))
         job.await_journals()
