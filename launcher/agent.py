@@ -187,8 +187,7 @@ class Agent:
             )
         self._ranks.entry = editions.entry
         try:
-            if await self._zygotes.use(editions.entry):
-                self._shell.user_messages.learned = 0  # by the zygote before
+            await self._zygotes.use(editions.entry)
         except OSError as error:
             self._events.put_nowait(StartFailed(f"this node cannot start ranks: {error.strerror}"))
 
@@ -238,7 +237,6 @@ class Agent:
         self._parts.editions.ranks_started(assignment)
         self._parts.question.withdraw()  # a request of an earlier generation
         self._zygotes.ranks_started()
-        self._shell.user_messages.report_learned()
         for move in self._ranks.carry_over(assignment, store, kept):
             if not self._parts.communication.carry_on(move):  # it would wait forever
                 self._zygotes.zygote.signal(signal.SIGKILL, (move.local_rank,))
@@ -334,9 +332,8 @@ class Agent:
                 self._events.put_nowait(StoreLost(generation, words))
             case messages.Signalled(signum, local_rank):
                 self._parent_signals.sent(signum, local_rank)
-            case Learned(modules):
+            case Learned():
                 self._zygotes.has_learned = True
-                self._shell.user_messages.learned += modules
             case Late(variables, file):
                 self._report_late_variables(variables, file)
             case messages.Swept(generation):

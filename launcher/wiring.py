@@ -283,6 +283,8 @@ def _time_watch(shell: Shell, connection: Connection, ranks: Workers, node: Node
 def _restart_watch(shell: Shell, connection: Connection, ranks: Workers, node: NodeWatch) -> RestartWatch:
     def stepped(clock: Clock) -> None:
         parts_s = restart_clock.parts_s(clock)
+        numbered = (view.step for view in ranks.pages.views() if view.totals.numbers_steps)
+        shell.user_messages.report_back(sum(parts_s.values()), min(numbered, default=None))
         shell.announcer.restarted(restart_clock.moments(clock), parts_s)
         node.restarted(parts_s)
 
@@ -547,7 +549,8 @@ class UserMessages:
         self._spec, self._say_line = spec, say
         self._last_reason = self._last_waiting = self._last_notice = ""
         self._held = ""  # the reason of a stop, until it is certain that the job goes on
-        self.learned = 0  # modules that the next ranks need not import
+        self._paused_for = ""  # the cause that was named when ranks were paused
+        self._replaced: tuple[int, ...] | None = None  # ranks with new processes; None: all
 
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
@@ -585,9 +588,10 @@ class UserMessages:
                 self._report_paused(event, state, before)
 
     def _report_paused(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
-        """Report which ranks keep their processes, and which could not be paused."""
-        if before is Phase.JOINING and state.phase is Phase.RUNNING and state.kept:
-            self.say(_kept_text(state))
+        """Report ranks that could not be paused."""
+        if before is Phase.JOINING and state.phase is Phase.RUNNING and state.assignment is not None:
+            new = set(range(state.assignment.nproc)) - set(state.kept)
+            self._replaced = tuple(_global(state, sorted(new))) if state.kept else None
         match event:
             case GraceOver(kind=Grace.FULL) if state.in_place and state.stop_signal == _SIGKILL:
                 who = ranks(_global(state, set(state.live) - set(state.parked)))
@@ -624,14 +628,13 @@ class UserMessages:
                 "script several times at once on this rendezvous, give each job its own --rdzv-id."
             )
 
-    def report_learned(self) -> None:
-        """Report what the ranks that start now need not import."""
-        if self.learned:
-            self.say(
-                f"the ranks start with {self.learned} modules of torch and ddp that the ranks before them "
-                "have imported (--no-learn-imports turns this off)"
-            )
-            self.learned = 0
+    def report_back(self, seconds: float, step: int | None) -> None:
+        """Say that training goes on after a restart. `step`: as the script numbers its steps, if it does."""
+        who = "the ranks train again"
+        if self._replaced:
+            who = f"{ranks(self._replaced)} {'is' if len(self._replaced) == 1 else 'are'} back"
+        at = "" if step is None else f" at step {step}"
+        self.say(f"{'restarted' if self._replaced is None else 'healed'} in {seconds:.1f} s: {who}{at}")
 
     def _report_stop(self, decision: Decision) -> None:
         """A failure that is reported later may be the first cause, and may end the job, or not be healed in place.
@@ -643,24 +646,18 @@ class UserMessages:
             return
         self._held = decision.reason
         if decision.in_place:  # ranks may take long to leave a collective
-            cause = decision.cause
-            self.say(f"rank {cause.rank} on {cause.node}: {cause.reason}; pausing the other ranks")
+            self._paused_for = (
+                f"rank {decision.cause.rank} on {decision.cause.node}: {decision.cause.reason}; "
+            )
+            self.say(f"{self._paused_for}pausing the other ranks")
 
     def _report_reason(self, reason: str) -> None:
         self._held = ""
+        if self._paused_for and reason.startswith(f"{self._paused_for}healing in place"):
+            return  # `report_back` says when that is over
         if reason and reason != self._last_reason:
             self._last_reason = reason
             self.say(reason)
-
-
-def _kept_text(state: Supervision) -> str:
-    mine = state.assignment
-    assert mine is not None
-    new = [rank for rank in range(mine.nproc) if rank not in state.kept]
-    where = f" on {state.agent.node}" if mine.n_nodes > 1 else ""
-    keep = "keeps its process" if len(state.kept) == 1 else "keep their processes"
-    starts = f"; {ranks(_global(state, new))} {'is' if len(new) == 1 else 'are'} started anew" if new else ""
-    return f"generation {mine.generation}{where}: {ranks(_global(state, state.kept))} {keep}{starts}"
 
 
 def _global(state: Supervision, local_ranks: Iterable[int]) -> list[int]:

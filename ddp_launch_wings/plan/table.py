@@ -9,7 +9,7 @@ from ddp_launch_wings.plan.prediction import CADENCES, EFFICIENT
 from ddp_launch_wings.plan.step_model import DEFAULT_CAP_MB
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
-from rendezvous.values.durations import UNITS
+from rendezvous.values.durations import UNITS, short_duration
 from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def _given(question: Question) -> tuple[str, ...]:
     profile, link = question.profile, question.link
     return (
         f"Profile: {len(profile.gradients)} gradients of {profile.nbytes / 1e6:,.1f} MB, "
-        f"{duration(profile.compute_s)} of computing per step ({duration(profile.backward_s)} of it backward), "
-        f"{_ranks(profile.ranks)} on {profile.device}.",
+        f"{short_duration(profile.compute_s)} of computing per step "
+        f"({short_duration(profile.backward_s)} of it backward), {_ranks(profile.ranks)} on {profile.device}.",
         f"Cluster: {_ranks(question.ranks_per_node)} per node, {question.transport.name}, "
-        f"{link.bandwidth * 8 / 1e9:,.3g} Gbit/s and {duration(link.latency_s)} between nodes, "
+        f"{link.bandwidth * 8 / 1e9:,.3g} Gbit/s and {short_duration(link.latency_s)} between nodes, "
         f"{question.inside.bandwidth / 1e9:,.3g} GB/s inside a node.",
     )
 
@@ -47,13 +47,13 @@ def _row(each: Prediction) -> tuple[str, ...]:
     return (
         f"{each.nodes:,}",
         f"{each.ranks:,}",
-        duration(step.seconds),
-        duration(step.compute_s),
-        duration(step.waiting_s),
-        duration(step.exposed_s),
+        short_duration(step.seconds),
+        short_duration(step.compute_s),
+        short_duration(step.waiting_s),
+        short_duration(step.exposed_s),
         f"{step.efficiency:.0%}",
-        duration(each.hsdp.seconds),
-        duration(each.diloco.seconds),
+        short_duration(each.hsdp.seconds),
+        short_duration(each.diloco.seconds),
         f"{step.efficiency * each.goodput.share:.0%}",
     )
 
@@ -65,8 +65,8 @@ def _advice(question: Question, last: Prediction) -> tuple[str, ...]:
         lines.append(f"{nodes}: the default bucket size (25 MiB) is the best or nearly so.")
     else:
         lines.append(
-            f"{nodes}: bucket_cap_mb={last.best_cap_mb:g} makes a step {duration(last.best.seconds)} instead of "
-            f"{duration(last.step.seconds)}."
+            f"{nodes}: bucket_cap_mb={last.best_cap_mb:g} makes a step {short_duration(last.best.seconds)} instead of "
+            f"{short_duration(last.step.seconds)}."
         )
     if last.cadence is None:
         lines.append(
@@ -78,8 +78,8 @@ def _advice(question: Question, last: Prediction) -> tuple[str, ...]:
         )
     lines.append(_method(question, last))
     lines.append(
-        f"A checkpoint every {duration(last.goodput.checkpoint_every_s)} loses the least time with a failure of some "
-        f"node every {duration(question.failures.node_mtbf_s / last.nodes)}."
+        f"A checkpoint every {short_duration(last.goodput.checkpoint_every_s)} loses the least time with a failure of "
+        f"some node every {short_duration(question.failures.node_mtbf_s / last.nodes)}."
         if question.failures.checkpoint_every_s is None
         else f"Failures and checkpoints leave {last.goodput.share:.1%} of the time for training."
     )
@@ -148,15 +148,6 @@ def as_values(question: Question, predictions: Sequence[Prediction]) -> dict[str
             for each in predictions
         ],
     }
-
-
-def duration(seconds: float) -> str:
-    if seconds == 0:
-        return "0"
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size * (2 if size > 1 else 1):
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def _ranks(count: int) -> str:

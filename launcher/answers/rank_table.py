@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.health.page import in_words
+from launcher.health.page import in_words, times_of
 from rendezvous.values.questions import GpuSeen, RankSeen
-from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,13 +13,11 @@ if TYPE_CHECKING:
     from launcher.machine.gpu_state import Gpu
     from rendezvous.values.rank_view import RankView
 
-_NO_TRAINING = (RankPhase.STARTING, RankPhase.EXITING)
-
 
 def rank_seen(
     view: RankView, local_rank: int, *, pid: int, memory: int, gpu: GpuSeen | None, starts: int
 ) -> RankSeen:
-    spent_s = sum(seconds for phase, seconds in view.phase_times if phase not in _NO_TRAINING)
+    times = times_of(view)
     return RankSeen(
         rank=view.rank,
         local_rank=local_rank,
@@ -35,8 +32,8 @@ def rank_seen(
         step_s=view.step_s,
         last_step_s=view.last_step_s,
         mean_step_s=view.mean_step_s,
-        spent_s=spent_s,
-        waited_s=dict(view.phase_times).get(RankPhase.COMMUNICATE, 0.0),
+        spent_s=times.own_s + times.waiting_s,
+        waited_s=times.waiting_s,
         memory=memory,
         gpu=gpu,
         starts=starts,

@@ -322,10 +322,10 @@ _COLUMNS = {
 
 def phase_times(views: Iterable[RankView]) -> tuple[PhaseTimes, ...]:
     """Return the phase times of ranks that finished a step. Checkpoints, evaluations and sections do not count."""
-    return tuple(_times_of(view) for view in views if view.known and view.process.alive and view.step > 0)
+    return tuple(times_of(view) for view in views if view.known and view.process.alive and view.step > 0)
 
 
-def _times_of(view: RankView) -> PhaseTimes:
+def times_of(view: RankView) -> PhaseTimes:
     spent = {_COLUMNS[phase]: seconds for phase, seconds in view.phase_times if phase in _COLUMNS}
     return PhaseTimes(view.rank, view.step, **spent)
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.preflight.checkup import Check, Grade, skipped
+from rendezvous.values.durations import short_duration
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ def checks_of(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Ch
 
 
 def _floor(best: Baseline) -> str:
-    return f"at least {_rate(best.bps / SLOW_FACTOR)}, round trip at most {_time(_limit_of_rtt(best))}"
+    return (
+        f"at least {_rate(best.bps / SLOW_FACTOR)}, round trip at most {short_duration(_limit_of_rtt(best))}"
+    )
 
 
 def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
@@ -225,7 +228,7 @@ def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
         return Check("links", Grade.FAIL, found, floor, "check its firewall, --interface and cable")
     bad = is_bad(Link((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
     found = (
-        f"the links to all {own.partners} measured nodes are slow: {_rate(own.bps)}, {_time(own.rtt_s)}; "
+        f"the links to all {own.partners} measured nodes are slow: {_rate(own.bps)}, {short_duration(own.rtt_s)}; "
         f"other links have {_rate(best.bps)}"
     )
     advice = "check its network card, cable and switch port (ethtool), and other traffic on them"
@@ -257,7 +260,7 @@ def _of_slow_links(
 def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
     if not measured:
         return skipped("links", "all nodes are on one host")
-    found = f"as fast as the links of other nodes: {_rate(best.bps)}, {_time(best.rtt_s)}"
+    found = f"as fast as the links of other nodes: {_rate(best.bps)}, {short_duration(best.rtt_s)}"
     if best.bps >= _FLOOR_BPS and best.rtt_s <= _FLOOR_RTT_S:
         return Check("links", Grade.OK, found, floor)
     advice = "the whole network is slow: check that it is the right one (--interface)"
@@ -265,13 +268,13 @@ def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
         "links",
         Grade.WARN,
         found,
-        f"at least {_rate(_FLOOR_BPS)}, round trip at most {_time(_FLOOR_RTT_S)}",
+        f"at least {_rate(_FLOOR_BPS)}, round trip at most {short_duration(_FLOOR_RTT_S)}",
         advice,
     )
 
 
 def _told(link: Link) -> str:
-    return link.problem or f"{_rate(link.bps)}, {_time(link.rtt_s or 0.0)}"
+    return link.problem or f"{_rate(link.bps)}, {short_duration(link.rtt_s or 0.0)}"
 
 
 def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
@@ -292,7 +295,3 @@ def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[C
 
 def _rate(bps: float) -> str:
     return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.2g} ms" if seconds < 1.0 else f"{seconds:.2g} s"

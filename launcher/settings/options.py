@@ -111,8 +111,9 @@ MONITORING = (
         "report",
         values.stragglers,
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
-        "next restart if enough nodes remain. A rank is a straggler if it takes 1.5 times the median time in three "
-        "consecutive windows of 20 s; add factor=NUMBER or window=TIME to change these defaults",
+        "next restart if enough nodes remain. A rank is a straggler if its own time in a phase, without waiting for "
+        "others, is 1.5 times the median of the others in three consecutive windows of 5 s; add factor=NUMBER or "
+        "window=TIME to change these defaults",
     ),
     _ours(
         "--stop-when",

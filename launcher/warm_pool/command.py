@@ -13,6 +13,7 @@ from launcher.settings.spec import EntryKind
 from launcher.template.pool_folder import Settings, Unusable, boot_id, open_folder, usual_place
 from launcher.warm_pool import client, seed
 from launcher.warm_pool.joining import recipe_of
+from rendezvous.values.durations import short_duration
 from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def start(settings: config.Settings, spec: LaunchSpec | None) -> str:
     folder.turn_on(
         Settings(settings["warm_idle"], settings["warm_templates"], settings["warm_memory"], boot_id())
     )
-    idle = _time(settings["warm_idle"])
+    idle = short_duration(settings["warm_idle"])
     limits = f"at most {settings['warm_templates']} templates, each until it is unused for {idle}"
     if spec is None:
         return (
@@ -105,7 +106,7 @@ def status(settings: config.Settings) -> tuple[str, int]:
     lines = [
         f"The warm pool is on: {path}",
         f"At most {found.most_templates} templates, {_size(found.most_bytes)} together; a template ends after "
-        f"{_time(found.idle_s)} without a command.",
+        f"{short_duration(found.idle_s)} without a command.",
     ]
     return "\n".join((*lines, *_templates(folder), *_notes(folder))), 0
 
@@ -135,11 +136,11 @@ def _row(name: str, state: dict[str, Any]) -> tuple[str, ...]:
     return (
         name[:8],
         str(state["pid"]),
-        _time(state["age_s"]),
+        short_duration(state["age_s"]),
         _size(state["bytes"]),
         str(state["served"]),
         str(state["running"]),
-        "-" if left_s is None else _time(left_s),
+        "-" if left_s is None else short_duration(left_s),
         state["title"],
     )
 
@@ -160,13 +161,6 @@ def _opened(path: str, create: bool = False) -> Folder:
         raise
     except Unusable as error:
         raise UsageError(str(error), code=Code.FOLDER_UNUSABLE) from None
-
-
-def _time(seconds: float) -> str:
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _size(size: int) -> str:

@@ -1,7 +1,7 @@
 """The table of `ddpctl top`: one row per rank, in as many columns as the terminal is wide. Pure.
 
-The share of communication is that of the time between two looks, or of the whole run at the first look. A rank that
-is slower than the others has a lower share than they have: they wait for it.
+The share of communication and the own time of a rank are those of the last seconds, or of the whole run at the first
+look. A rank that is slower than the others has a lower share than they have: they wait for it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rendezvous.diagnosing.stragglers import Standing, standings
 from rendezvous.values.cause_text import counted
+from rendezvous.values.durations import short_duration
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.questions import RankSeen
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from rendezvous.values.questions import RankSeen
-
 
 _KIB, _UNITS = 1024.0, "BKMGTP"
 _SHORT = {RankPhase.COMMUNICATE: "comm", RankPhase.EVALUATION: "evaluate"}
 _NO_NUMBER = "-"
-_SHORTEST_S = 0.2  # of training between two looks, to compute a share
+_FEWEST_STEPS, _SHORTEST_S = 3, 2.0  # between two looks from which figures are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,19 @@ class Row:
     node: str
     seen: RankSeen
     share: float | None = None  # of communication, 0 to 1
+    standing: Standing | None = None  # None: too few steps so far
 
 
-Spent = dict[
-    tuple[int, int], tuple[float, float]
-]  # by rank and pid: seconds of training, and of waiting in it
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The figures of a rank between two looks, and the later one, from which the next figures count."""
+
+    seen: RankSeen
+    share: float | None = None
+    own_s: float | None = None
+
+
+Spent = dict[tuple[int, int], Look]  # by rank and pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +69,36 @@ class Sorting:
 @dataclass(frozen=True, slots=True)
 class _Column:
     title: str
-    key: Callable[[Row, float], object]
-    text: Callable[[Row, float], str]
+    key: Callable[[Row], object]
+    text: Callable[[Row], str]
     is_left: bool = False
     least: int = 0  # width, so that the table does not move with every update
     keep: int = 9  # columns with a smaller number are dropped first where there is no room
 
 
 def rows_of(seen: Iterable[tuple[str, RankSeen]], before: Spent) -> tuple[list[Row], Spent]:
-    """The rows, with the shares of communication since the look `before`; and what the next look compares with."""
-    rows, after = [], {}
-    for node, rank in seen:
-        key = (rank.rank, rank.pid)
-        spent_s, waited_s = before.get(key, (0.0, 0.0))
-        passed_s = rank.spent_s - spent_s
-        enough = passed_s >= _SHORTEST_S
-        rows.append(
-            Row(node, rank, min(1.0, max(0.0, (rank.waited_s - waited_s) / passed_s)) if enough else None)
-        )
-        after[key] = (rank.spent_s, rank.waited_s)
-    return rows, after
+    """The rows, with the figures since the looks `before`; and what the next look compares with."""
+    ranks = [(node, rank, _looked(rank, before.get((rank.rank, rank.pid)))) for node, rank in seen]
+    own = {rank.rank: look.own_s for _, rank, look in ranks if rank.alive and look.own_s is not None}
+    found = standings(
+        own, median(rank.mean_step_s for _, rank, _ in ranks if rank.rank in own) if own else 0.0
+    )
+    rows = [Row(node, rank, look.share, found.get(rank.rank)) for node, rank, look in ranks]
+    return rows, {(rank.rank, rank.pid): look for _, rank, look in ranks}
 
 
-def _rank_of(row: Row, _median: float) -> object:
-    return row.seen.rank
+def _looked(seen: RankSeen, before: Look | None) -> Look:
+    since = before.seen if before is not None else RankSeen(seen.rank, seen.local_rank)
+    steps, spent_s = seen.step - since.step, seen.spent_s - since.spent_s
+    if steps < _FEWEST_STEPS or spent_s < _SHORTEST_S:
+        return before or Look(since)
+    waited_s = min(spent_s, max(0.0, seen.waited_s - since.waited_s))
+    return Look(seen, waited_s / spent_s, (spent_s - waited_s) / steps)
+
+
+def own_s(row: Row) -> float:
+    """Per step: the time in which the rank does not wait for others. 0: unknown."""
+    return row.standing.own_s if row.standing is not None else 0.0
 
 
 def _number(value: float | None) -> float:
@@ -91,31 +106,29 @@ def _number(value: float | None) -> float:
 
 
 _COLUMNS: Mapping[str, _Column] = {
-    "rank": _Column("RANK", _rank_of, lambda row, _: str(row.seen.rank)),
-    "node": _Column("NODE", lambda row, _: row.node, lambda row, _: row.node, is_left=True, keep=3),
+    "rank": _Column("RANK", lambda row: row.seen.rank, lambda row: str(row.seen.rank)),
+    "node": _Column("NODE", lambda row: row.node, lambda row: row.node, is_left=True, keep=3),
     "phase": _Column(
-        "PHASE", lambda row, _: phase_text(row.seen), lambda row, _: phase_text(row.seen), is_left=True
+        "PHASE", lambda row: phase_text(row.seen), lambda row: phase_text(row.seen), is_left=True
     ),
-    "step": _Column("STEP", lambda row, _: row.seen.step, lambda row, _: _step(row.seen)),
+    "step": _Column("STEP", lambda row: row.seen.step, lambda row: _step(row.seen)),
     "time": _Column(
-        "STEP TIME", lambda row, _: row.seen.mean_step_s, lambda row, _: duration(row.seen.mean_step_s)
+        "OWN TIME", own_s, lambda row: short_duration(own_s(row)) if row.standing else _NO_NUMBER
     ),
     "median": _Column(
         "/MED",
-        lambda row, _: row.seen.mean_step_s,
-        lambda row, middle: _against(row.seen.mean_step_s, middle),
+        lambda row: row.standing.ratio if row.standing else 0.0,
+        lambda row: f"{row.standing.ratio:.2f}x" if row.standing else _NO_NUMBER,
         keep=7,
     ),
-    "comm": _Column("COMM", lambda row, _: _number(row.share), lambda row, _: percent(row.share), least=4),
-    "memory": _Column("MEM", lambda row, _: row.seen.memory, lambda row, _: size(row.seen.memory), keep=6),
-    "gpu": _Column("GPU", lambda row, _: _gpu_use(row), lambda row, _: _gpu_text(row), keep=5),
-    "gpu-memory": _Column(
-        "GMEM", lambda row, _: _gpu_memory(row), lambda row, _: size(_gpu_memory(row)), keep=4
-    ),
+    "comm": _Column("COMM", lambda row: _number(row.share), lambda row: percent(row.share), least=4),
+    "memory": _Column("MEM", lambda row: row.seen.memory, lambda row: size(row.seen.memory), keep=6),
+    "gpu": _Column("GPU", lambda row: _gpu_use(row), lambda row: _gpu_text(row), keep=5),
+    "gpu-memory": _Column("GMEM", lambda row: _gpu_memory(row), lambda row: size(_gpu_memory(row)), keep=4),
     "restarts": _Column(
-        "RST", lambda row, _: row.seen.starts, lambda row, _: str(max(0, row.seen.starts - 1)), keep=8
+        "RST", lambda row: row.seen.starts, lambda row: str(max(0, row.seen.starts - 1)), keep=8
     ),
-    "quiet": _Column("QUIET", lambda row, _: row.seen.quiet_s, lambda row, _: _quiet(row.seen), keep=2),
+    "quiet": _Column("QUIET", lambda row: row.seen.quiet_s, lambda row: _quiet(row.seen), keep=2),
 }
 COLUMNS = tuple(_COLUMNS)
 _GPU_COLUMNS = ("gpu", "gpu-memory")
@@ -124,12 +137,10 @@ _NARROWEST_NODE, _WIDEST_NODE = 8, 24
 
 def table(rows: Sequence[Row], sorting: Sorting, width: int) -> tuple[str, list[str]]:
     """The head of the table, and its rows in the wanted order."""
-    times = [row.seen.mean_step_s for row in rows if row.seen.mean_step_s > 0 and row.seen.alive]
-    middle = median(times) if times else 0.0
     has_gpus = any(row.seen.gpu is not None for row in rows)
     names = [name for name in COLUMNS if has_gpus or name not in _GPU_COLUMNS]
-    ordered = sort(rows, sorting, middle)
-    cells = {name: [_COLUMNS[name].text(row, middle) for row in ordered] for name in names}
+    ordered = sort(rows, sorting)
+    cells = {name: [_COLUMNS[name].text(row) for row in ordered] for name in names}
     widths = {
         name: max(len(_COLUMNS[name].title), _COLUMNS[name].least, *map(len, cells[name])) for name in names
     }
@@ -142,10 +153,10 @@ def table(rows: Sequence[Row], sorting: Sorting, width: int) -> tuple[str, list[
     return head.rstrip()[:width], [line[:width] for line in lines]
 
 
-def sort(rows: Sequence[Row], sorting: Sorting, middle: float = 0.0) -> list[Row]:
+def sort(rows: Sequence[Row], sorting: Sorting) -> list[Row]:
     key = _COLUMNS[sorting.column].key
     by_rank = sorted(rows, key=lambda row: row.seen.rank)
-    return sorted(by_rank, key=lambda row: key(row, middle), reverse=sorting.is_reversed)  # type: ignore[arg-type,return-value]
+    return sorted(by_rank, key=key, reverse=sorting.is_reversed)  # type: ignore[arg-type]
 
 
 def _fit(names: list[str], widths: dict[str, int], width: int) -> None:
@@ -170,19 +181,17 @@ def _aligned(text: str, name: str, width: int) -> str:
 def summary(rows: Sequence[Row], head: Head) -> list[str]:
     """The lines above the table: the job, and its speed."""
     alive = [row.seen for row in rows if row.seen.alive]
-    times = sorted(seen.mean_step_s for seen in alive if seen.mean_step_s > 0)
-    where = (
-        f"{counted(len(rows), 'rank')} on {counted(head.nodes or len({row.node for row in rows}), 'node')}"
-    )
-    restarts = counted(head.restarts, "restart")
-    lines = [f"{head.phase}, generation {head.generation}, {where}, {restarts}, job {head.job}"]
+    times = [seen.mean_step_s for seen in alive if seen.mean_step_s > 0]
+    nodes = counted(head.nodes or len({row.node for row in rows}), "node")
+    where = f"{counted(len(rows), 'rank')} on {nodes}, {counted(head.restarts, 'restart')}"
+    lines = [f"{head.phase}, generation {head.generation}, {where}, job {head.job}"]
     if times:
         steps = [seen.step for seen in alive if seen.known]
         shares = sorted(row.share for row in rows if row.share is not None)
         words = [f"step {min(steps)}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"]
-        words.append(
-            f"{duration(median(times))} each (fastest {duration(times[0])}, slowest {duration(times[-1])})"
-        )
+        words.append(f"{short_duration(median(times))} each")
+        if own := sorted(own_s(row) for row in rows if row.standing is not None):
+            words.append(f"own time of a rank {short_duration(own[0])} to {short_duration(own[-1])}")
         if shares:
             words.append(f"communication {percent(median(shares))}")
         lines.append(", ".join(words))
@@ -207,7 +216,7 @@ def _step(seen: RankSeen) -> str:
 
 
 def _quiet(seen: RankSeen) -> str:
-    return duration(seen.quiet_s) if seen.known and seen.alive else _NO_NUMBER
+    return short_duration(seen.quiet_s) if seen.known and seen.alive else _NO_NUMBER
 
 
 def _gpu_use(row: Row) -> float:
@@ -222,23 +231,8 @@ def _gpu_memory(row: Row) -> int:
     return 0 if row.seen.gpu is None else row.seen.gpu.memory_used
 
 
-def _against(seconds: float, middle: float) -> str:
-    return f"{seconds / middle:.2f}x" if seconds > 0 and middle > 0 else _NO_NUMBER
-
-
 def percent(share: float | None) -> str:
     return _NO_NUMBER if share is None else f"{100 * share:.0f}%"
-
-
-def duration(seconds: float) -> str:
-    """At most seven characters: "850 us", "12.3 ms", "1.53 s", "75 s", "12 min"."""
-    if seconds <= 0:
-        return _NO_NUMBER
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (100.0, 1.0, "s")):
-        if seconds < limit:
-            value = seconds * factor
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def size(number: float) -> str:

@@ -1,10 +1,13 @@
 """Find ranks that are slower than their peers, and the phase in which they are slower. Pure.
 
+The measure is the *own time* of a rank: the time of its steps in which it does not wait for others. In a synchronous
+job all ranks take the same time per step, because they wait for the slowest one.
+
 Agents report periodically how long each rank has spent in each phase since its start. When all nodes have reported
 again, a window closes, and the times per step of the ranks in it are compared. A rank is slow in a phase on two
 conditions: it takes longer than `factor` times the median of its peers, and the difference is at least 5 % of a step.
 A rank that is slow for several windows in a row is reported. After several windows at normal speed it is no longer
-reported.
+reported. `ddpctl top` and the page compare own times from look to look (`standings`), and so show a slow rank earlier.
 
 Waiting for other ranks is not counted as slowness. But some waits may be part of another phase: torch's own reducer
 waits within the backward pass, where every rank waits except the slow one, and this is not seen if autograd is
@@ -18,6 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous.values.durations import short_duration
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.straggler_state import PhaseTimes, Slowness, SlowRank, StragglerState
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import StragglerRule
 
 WINDOWS_TO_NAME = 3  # in a row
-WINDOWS_TO_CLEAR = 2
+WINDOWS_TO_CLEAR = 4
 _FEWEST_STEPS = 3  # of each rank, or the window stays open
 _MATTERS = 0.05  # of a peer's step
 _LEAST_S = 0.001
@@ -45,7 +49,7 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A rank became a straggler, or is as fast as its peers again."""
+    """A rank became a straggler, or is no longer a straggler."""
 
     node: str
     text: str
@@ -135,6 +139,34 @@ def _with_peers(values: Sequence[float]) -> list[tuple[float, float]]:
     return pairs
 
 
+# --- from look to look ---------------------------------------------------------------------------------
+
+SLOW, VERY_SLOW = 1.2, 1.6  # times the own time of its peers
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The own time of a rank per step, and that of its peers as the divisor of a ratio."""
+
+    own_s: float
+    ratio: float = 1.0
+    level: int = 0  # 0: as fast as its peers, 1: slow, 2: very slow
+
+
+def standings(own: Mapping[int, float], step_s: float) -> dict[int, Standing]:
+    """How ranks compare, from the own time of each per step. `step_s`: what a step of the job takes."""
+    if len(own) < 2:
+        return {rank: Standing(own_s) for rank, own_s in own.items()}
+    pairs = zip(own, _with_peers(list(own.values())), strict=True)
+    return {rank: _standing(own_s, peers_s, step_s) for rank, (own_s, peers_s) in pairs}
+
+
+def _standing(own_s: float, peers_s: float, step_s: float) -> Standing:
+    ratio = own_s / peers_s if peers_s > 0 else 1.0
+    matters = own_s - peers_s >= max(_LEAST_S, _MATTERS * step_s)
+    return Standing(own_s, ratio, (ratio >= SLOW) + (ratio >= VERY_SLOW) if matters else 0)
+
+
 # --- over windows --------------------------------------------------------------------------------------
 
 
@@ -160,27 +192,18 @@ def _after_window(
         elif before is not None:
             known = known.minus(rank)
             if before.named:
-                news.append(News(before.node, as_fast_again(rank, before.node)))
+                news.append(News(before.node, no_longer(rank, before.node)))
     return known, tuple(news)
 
 
 def in_words(rank: int, node: str, slowness: Slowness) -> str:
-    where, own, peers = PHASES[slowness.phase], slowness.own_s, slowness.peers_s
-    return f"rank {rank} on {node} is slower than its peers: {_time(own)} per step in {where}, its peers {_time(peers)}"
+    where = PHASES[slowness.phase]
+    own, peers = short_duration(slowness.own_s), short_duration(slowness.peers_s)
+    return f"rank {rank} on {node} is slower than its peers: {own} per step in {where}, its peers {peers}"
 
 
-def as_fast_again(rank: int, node: str) -> str:
-    return f"rank {rank} on {node} is as fast as its peers again"
-
-
-def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.2g} s"
-        if seconds >= 1
-        else f"{seconds * 1000:.2g} ms"
-        if seconds < 0.1
-        else f"{seconds:.2f} s"
-    )
+def no_longer(rank: int, node: str) -> str:
+    return f"rank {rank} on {node} is no longer a straggler"
 
 
 # --- at the next restart -------------------------------------------------------------------------------

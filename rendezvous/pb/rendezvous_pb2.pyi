@@ -1501,7 +1501,7 @@ class JobView(_message.Message):
     def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health", "block", "hardware")
+    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health", "block", "hardware", "slow_ranks")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -1517,6 +1517,7 @@ class NodeView(_message.Message):
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    SLOW_RANKS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     address: str
@@ -1532,7 +1533,8 @@ class NodeView(_message.Message):
     health: _containers.RepeatedScalarFieldContainer[str]
     block: str
     hardware: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: bool = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: bool = ..., health: _Optional[_Iterable[str]] = ..., block: _Optional[str] = ..., hardware: _Optional[str] = ...) -> None: ...
+    slow_ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: bool = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: bool = ..., health: _Optional[_Iterable[str]] = ..., block: _Optional[str] = ..., hardware: _Optional[str] = ..., slow_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("generation", "cause")

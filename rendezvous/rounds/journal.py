@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.stragglers import as_fast_again, in_words
+from rendezvous.diagnosing.stragglers import in_words, no_longer
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.values.cause_text import counted
 from rendezvous.values.events import (
@@ -127,7 +127,7 @@ def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
             yield Line("straggler", in_words(rank, slow_rank.node, slow_rank.slowness), slow_rank.node)
     for rank, slow_rank in before.straggler_state.named:
         if rank not in after.straggler_state.slow_ranks:
-            yield Line("keeps-up", as_fast_again(rank, slow_rank.node), slow_rank.node)
+            yield Line("keeps-up", no_longer(rank, slow_rank.node), slow_rank.node)
 
 
 def _new_decisions(before: JobState, after: JobState) -> list[Decision]:

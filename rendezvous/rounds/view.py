@@ -55,6 +55,7 @@ class NodeView:
     health: tuple[Sentence, ...] = ()
     block: str = ""
     hardware: Sentence = ""
+    slow_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
     node, facts, rank = member.agent.node, member.facts, member.node_rank
     exclusion = state.excluded.get(node)
     place = state.world.placements[rank] if rank is not None and state.world is not None else None
+    slow = sorted(pair for pair in state.straggler_state.named if pair[1].node == node)
     return NodeView(
         node=node,
         incarnation=member.agent.incarnation,
@@ -146,15 +148,14 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
         excluded=exclusion.reason if exclusion is not None else "",
         failures=_failures(state, node),
         pending=node in state.pending,
-        health=(*state.health.get(node, ()), *_slow(state, node)),
+        health=(
+            *state.health.get(node, ()),
+            *(in_words(slow_rank, node, each.slowness) for slow_rank, each in slow),
+        ),
         block=facts.block,
         hardware=facts.hardware,
+        slow_ranks=tuple(slow_rank for slow_rank, _ in slow),
     )
-
-
-def _slow(state: JobState, node: str) -> list[str]:
-    named = sorted(pair for pair in state.straggler_state.named if pair[1].node == node)
-    return [in_words(rank, node, slow_rank.slowness) for rank, slow_rank in named]
 
 
 def _failures(state: JobState, node: str) -> int:

@@ -23,3 +23,11 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = int(seconds // 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def short_duration(seconds: float) -> str:
+    """At most eight characters, for example "850 us", "12.3 ms", "1.53 s", "2.5 min"."""
+    large = next((unit for unit in ("d", "h", "min") if seconds >= 2 * UNITS[unit]), None)
+    unit = large or next((unit for unit in ("s", "ms") if seconds >= UNITS[unit]), "us")
+    value = seconds / UNITS[unit]
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

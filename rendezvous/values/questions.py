@@ -81,8 +81,8 @@ class RankSeen:
     step_s: float = 0.0
     last_step_s: float = 0.0
     mean_step_s: float = 0.0
-    spent_s: float = 0.0  # in all phases after its start
-    waited_s: float = 0.0  # for other ranks
+    spent_s: float = 0.0  # in the phases of its steps: not in checkpoints, evaluations and sections
+    waited_s: float = 0.0  # of these: for other ranks
     memory: int = 0  # bytes
     gpu: GpuSeen | None = None
     starts: int = 1

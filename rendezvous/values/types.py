@@ -136,7 +136,7 @@ class StragglerPolicy(StrEnum):
 class StragglerRule:
     policy: StragglerPolicy = StragglerPolicy.REPORT
     factor: float = 1.5
-    window_s: float = 20.0
+    window_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

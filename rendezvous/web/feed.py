@@ -20,7 +20,7 @@ import grpc.aio
 from rendezvous.codec import decode
 from rendezvous.control.ctl_text import phase_of
 from rendezvous.control.service import inquire
-from rendezvous.control.top_table import phase_text, rows_of
+from rendezvous.control.top_table import own_s, phase_text, rows_of
 from rendezvous.control.why_text import PARTS
 from rendezvous.control.why_text import rows_of as story_rows
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -31,7 +31,7 @@ from rendezvous.web.figures import Series, point_of
 from rendezvous.web.requests import Backlog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
     from rendezvous.control.service import Caller
     from rendezvous.control.top_table import Row, Spent
@@ -202,7 +202,8 @@ class Feed:
         answers = await inquire(self._caller, self.job_id, RanksWanted(), wait_s=_WAIT_S)
         rows, self._spent, silent = rank_rows(answers, self._spent)
         self._rows = {row.seen.rank: row for row in rows}
-        self._say_ranks({"rows": [row_view(row) for row in rows], "silent": silent})
+        slow = {rank for node in (self._job or {}).get("where", ()) for rank in node["slow_ranks"]}
+        self._say_ranks({"rows": [row_view(row, slow) for row in rows], "silent": silent})
 
     def _say_ranks(self, ranks: dict[str, Any]) -> None:
         if ranks != self._ranks:
@@ -313,6 +314,7 @@ def _node(node: Any) -> dict[str, Any]:
         "health": list(node.health),
         "block": node.block,
         "hardware": node.hardware,
+        "slow_ranks": list(node.slow_ranks),
     }
 
 
@@ -355,19 +357,36 @@ def rank_rows(
 
 
 ROW = (
-    *("rank", "phase", "step", "mean_ms", "share", "memory_mib", "gpu", "gpu_memory_mib", "quiet_s"),
+    *(
+        "rank",
+        "phase",
+        "step",
+        "mean_ms",
+        "own_ms",
+        "ratio",
+        "slow",
+        "share",
+        "memory_mib",
+        "gpu",
+        "gpu_memory_mib",
+        "quiet_s",
+    ),
     *("starts", "alive", "known"),
 )
 
 
-def row_view(row: Row) -> list[Any]:
-    """The values of `ROW`: a list, because there may be thousands, once a second."""
-    seen, gpu = row.seen, row.seen.gpu
+def row_view(row: Row, named: Collection[int] = ()) -> list[Any]:
+    """The values of `ROW`: a list, because there may be thousands, once a second. `named`: the stragglers."""
+    seen, gpu, standing = row.seen, row.seen.gpu, row.standing
+    level = standing.level if standing is not None else 0
     return [
         seen.rank,
         phase_text(seen),
         seen.step,
         round(seen.mean_step_s * 1e3, 2),
+        round(own_s(row) * 1e3, 2),
+        round(standing.ratio, 2) if standing is not None else 1,
+        max(level, 1) if seen.rank in named else level,
         None if row.share is None else round(row.share, 3),
         seen.memory // _MIB,
         None if gpu is None else gpu.utilization,
@@ -427,9 +446,6 @@ def full_row(row: Row) -> dict[str, Any]:
         "pid": row.seen.pid,
         "doing": row.seen.doing,
         "message": row.seen.message,
-        "last_step_s": row.seen.last_step_s,
-        "phase_s": row.seen.phase_s,
-        "step_s": row.seen.step_s,
     }
 
 

@@ -114,7 +114,7 @@ def tells(story: Story, window: int, slow: str | None = None, steps: int = STEPS
 def test_named_after_some_windows_once_and_cleared_when_it_keeps_up() -> None:
     story = running(spec(3), "a", "b", "c")
     said = [tells(story, window, "b") for window in range(1, 3 + WINDOWS_TO_NAME)]
-    text = "rank 2 on b is slower than its peers: 0.50 s per step in its data loader, its peers 0.10 s"
+    text = "rank 2 on b is slower than its peers: 500 ms per step in its data loader, its peers 100 ms"
     assert said == [[]] * WINDOWS_TO_NAME + [[f"straggler: {text}"], []]
     assert [node.health for node in view_of("job", story.state, 0.0).nodes] == [(), (text,), ()]
     caught_up = [
@@ -129,7 +129,7 @@ def test_named_after_some_windows_once_and_cleared_when_it_keeps_up() -> None:
             event, before = PhaseTimesReported(agent(node), 1, tuple(now[2 * i : 2 * i + 2])), story.state
             story.happens(event)
             heard += [line.text for line in lines(event, before, story.state)]
-    assert heard == ["rank 2 on b is as fast as its peers again"]
+    assert heard == ["rank 2 on b is no longer a straggler"]
     assert not story.state.straggler_state.slow_ranks
 
 

@@ -13,8 +13,8 @@ from rendezvous.control.top_table import (
     Row,
     Sorting,
     View,
-    duration,
     keys_in,
+    own_s,
     pressed,
     rows_of,
     screen,
@@ -23,6 +23,8 @@ from rendezvous.control.top_table import (
     summary,
     table,
 )
+from rendezvous.diagnosing.stragglers import Standing
+from rendezvous.values.durations import short_duration
 from rendezvous.values.questions import GpuSeen, RankSeen
 from rendezvous.values.rank_view import RankPhase
 
@@ -43,12 +45,14 @@ def rows(count: int, *, gpus: bool = True) -> tuple[Row, ...]:
             phase=RankPhase.BACKWARD if rank == 5 else RankPhase.COMMUNICATE,
             quiet_s=0.03,
             step=1_234_567,
-            mean_step_s=0.512 if rank == 5 else 0.4 + chance.random() / 1000,
+            mean_step_s=0.53,
             memory=12_345_678_901,
             gpu=gpu,
             starts=3,
         )
-        found.append(Row(f"gpu-node-{rank // 8:03}", seen, 0.02 if rank == 5 else 0.24))
+        own_s = 0.512 if rank == 5 else 0.4 + chance.random() / 1000
+        standing = Standing(own_s, own_s / 0.4, 1 if rank == 5 else 0)
+        found.append(Row(f"gpu-node-{rank // 8:03}", seen, 0.02 if rank == 5 else 0.24, standing))
     return tuple(found)
 
 
@@ -71,7 +75,7 @@ def test_eighty_columns_have_room_for_all_that_matters() -> None:
         "NODE",
         "PHASE",
         "STEP",
-        "STEP TIME",
+        "OWN TIME",
         "/MED",
         "COMM",
         "MEM",
@@ -86,7 +90,7 @@ def test_eighty_columns_have_room_for_all_that_matters() -> None:
 
 def test_narrow_screens_keep_rank_phase_and_speed() -> None:
     head, _ = table(rows(16), Sorting(), 40)
-    assert head.split() == ["RANK", "PHASE", "STEP", "STEP", "TIME", "COMM", "RST"]
+    assert head.split() == ["RANK", "PHASE", "STEP", "OWN", "TIME", "COMM", "RST"]
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -94,7 +98,7 @@ def test_every_column_sorts_both_ways(column: str) -> None:
     upwards = sort(rows(16), Sorting(column))
     downwards = sort(rows(16), Sorting(column, is_reversed=True))
     assert {row.seen.rank for row in upwards} == {row.seen.rank for row in downwards} == set(range(16))
-    key = [row.seen.mean_step_s for row in upwards]
+    key = [own_s(row) for row in upwards]
     assert column not in ("time", "median") or key == sorted(key)
 
 
@@ -106,17 +110,50 @@ def test_the_slow_rank_comes_first_when_sorted_by_time() -> None:
 def test_the_share_of_communication_is_that_since_the_last_look() -> None:
     rank = rows(1)[0].seen
     (first,), spent = rows_of([("a", replace(rank, spent_s=100.0, waited_s=50.0))], {})
-    (second,), spent = rows_of([("a", replace(rank, spent_s=101.0, waited_s=50.1))], spent)
+    later = replace(rank, spent_s=102.0, waited_s=50.2, step=rank.step + 3)
+    (second,), spent = rows_of([("a", later)], spent)
     (restarted,), _ = rows_of([("a", replace(rank, pid=7, spent_s=0.1, waited_s=0.0))], spent)
     assert (first.share, restarted.share) == (0.5, None)
     assert second.share == pytest.approx(0.1)
 
 
+def looked_at(own_s: tuple[float, ...], steps: int, waits_for: float) -> list[tuple[str, RankSeen]]:
+    """A synchronous job: all ranks take as long per step as the slowest one."""
+    whole = max(own_s) + waits_for
+    times = [(steps * whole, steps * (whole - own)) for own in own_s]
+    seen = [
+        RankSeen(
+            rank, rank, 100 + rank, known=True, step=steps, mean_step_s=whole, spent_s=spent, waited_s=waited
+        )
+        for rank, (spent, waited) in enumerate(times)
+    ]
+    return [("a", rank) for rank in seen]
+
+
+def test_a_rank_is_judged_by_its_own_time_because_all_steps_of_a_synchronous_job_take_as_long() -> None:
+    slow, spent = rows_of(looked_at((0.02, 0.3), 10, 0.0), {})
+    assert [row.standing and round(row.standing.ratio, 2) for row in slow] == [0.07, 15.0]
+    assert [row.standing and row.standing.level for row in slow] == [0, 2]
+    too_soon, spent = rows_of(looked_at((0.02, 0.3), 11, 0.0), spent)
+    assert [row.standing for row in too_soon] == [row.standing for row in slow]
+    (slightly, more), _ = rows_of(looked_at((0.001, 0.002), 10, 0.3), {})
+    assert slightly.standing is not None
+    assert more.standing is not None
+    assert (more.standing.level, round(more.standing.ratio, 2)) == (0, 2.0)  # a millisecond of a long step
+    (alone,), _ = rows_of(looked_at((0.3,), 10, 0.0), {})
+    assert alone.standing == Standing(pytest.approx(0.3))
+    (new, _other), _ = rows_of(looked_at((0.3, 0.3), 2, 0.0), {})
+    assert new.standing is None
+
+
 def test_ranks_that_ended_are_shown_and_do_not_count() -> None:
-    alive, dead = rows(2)[0], replace(rows(2)[1], seen=replace(rows(2)[1].seen, alive=False, mean_step_s=9.0))
+    alive, dead = (
+        rows(2)[0],
+        replace(rows(2)[1], seen=replace(rows(2)[1].seen, alive=False, mean_step_s=9.0), standing=None),
+    )
     _, lines = table([alive, dead], Sorting(), 80)
     assert "ended" in lines[1]
-    assert "slowest 9" not in " ".join(summary([alive, dead], HEAD))
+    assert "9 s" not in " ".join(summary([alive, dead], HEAD))
 
 
 def test_problems_are_shown_and_never_push_the_table_away() -> None:
@@ -159,10 +196,10 @@ def test_keys_sort_pause_and_quit_and_others_do_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "-"), (0.00085, "850 us"), (0.01234, "12.3 ms"), (1.534, "1.53 s"), (75, "75 s"), (720, "12 min")],
+    [(0.00085, "850 us"), (0.01234, "12.3 ms"), (1.534, "1.53 s"), (75, "75 s"), (720, "12 min")],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert short_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import agent, running, spec
 
-from launcher.exchange import Phase, Supervision
+from launcher.exchange import Phase, StoreReached, Supervision
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.wiring import UserMessages, next_message_s
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
@@ -71,6 +71,35 @@ REPORTS = st.lists(
 POLICIES = st.lists(
     st.builds(PolicyRule, st.sampled_from(FailureClass), st.sampled_from(PolicyAction)), max_size=3
 )
+
+
+def test_a_heal_is_two_lines_and_its_end_says_who_is_back() -> None:
+    """A consequence of the same event gets no line of its own."""
+    story = (
+        running(spec(2, recover=Recover.AUTO), "a", "b").ready("a", "b").fails("b", 3, FailureClass.SIGNAL)
+    )
+    lines, state = list[str](), Supervision(AgentId("b", "1"))
+    messages = UserMessages(SPEC, lines.append)
+    for order in story.told("b"):
+        messages.report(order, state, Phase.RUNNING)
+    for message in story.park("a", "b").told("b"):
+        if isinstance(message, Assigned):
+            state = replace(state, assignment=message.assignment)
+            messages.report(message, state, Phase.JOINING)
+    messages.report(StoreReached(2, ""), replace(state, phase=Phase.RUNNING, kept=(0,)), Phase.JOINING)
+    messages.report_back(1.42, 61)
+    killed, healed = lines
+    assert killed.endswith("; pausing the other ranks")
+    assert healed == "ddp-launch: healed in 1.4 s: rank 3 is back at step 61"
+
+
+def test_the_end_of_a_restart_is_said_with_the_step_that_the_script_has_set() -> None:
+    lines = list[str]()
+    messages = UserMessages(SPEC, lines.append)
+    messages.report_back(4.0, 61)
+    messages.report_back(4.0, None)
+    again = "ddp-launch: restarted in 4.0 s: the ranks train again"
+    assert lines == [f"{again} at step 61", again]
 
 
 @settings(max_examples=300, deadline=None)

@@ -207,7 +207,7 @@ ROOMS = {
         "main": set("access coded_parser completion grpc_io replay service signals store values web".split()),
         "submit": {"access", "values"},
         "control": set(
-            "client coded_parser codec completion grpc_io local replay service submit values".split()
+            "client coded_parser codec completion diagnosing grpc_io local replay service submit values".split()
         ),
         "torchrun": {"client", "values"},
         "job_page": set("access client control embedded grpc_io local_calls metrics web".split()),

@@ -252,7 +252,7 @@ def test_a_job_that_was_healed_returns_results(tmp_path: Path) -> None:
         [sys.executable, "-"], input=HEALED, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == str([(4, ("2", True))] * 2), done.stderr
-    assert "rank 0 keeps its process" in done.stderr
+    assert "; pausing the other ranks" in done.stderr
 
 
 # --- as a program --------------------------------------------------------------------------------------------

@@ -159,7 +159,6 @@ def test_a_death_in_the_first_step_repeats_no_import(launch: Launch, tmp_path: P
     assert job.wait(120.0) == 0, job.stderr()
     said = sorted(line.partition("] ")[2] for line in job.stdout().splitlines())
     assert said == ["0 False", "0 False", "1 True", "1 True"], job.stderr()
-    assert "modules of torch and ddp that the ranks before them have imported" in job.stderr()
 
 
 NOTES = """

@@ -65,7 +65,7 @@ def opened(
     unexpected = [
         each for each in errors if not any(part in each for part in ("Failed to load resource", *expects))
     ]
-    assert not unexpected
+    assert not unexpected, unexpected
 
 
 @dataclass

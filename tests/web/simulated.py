@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rendezvous.access.auth import Gate
 from rendezvous.codec import answer_message, encode, wanted_in
+from rendezvous.diagnosing import stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.journal import Note
 from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
@@ -37,6 +38,7 @@ from rendezvous.values.questions import (
 from rendezvous.values.rank_time import JobTime, RankTime, TimeSpent
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.state import Phase
+from rendezvous.values.straggler_state import Slowness
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
 from rendezvous.web import feed
 from rendezvous.web.server import Behind, Page
@@ -106,8 +108,8 @@ class Simulation:
 
     def seen(self, rank: int, at: float) -> RankSeen:
         is_slow, is_hung = rank in self.slow, rank in self.hung
-        mean = self.step_s * self.jitter[rank] * (1.31 if is_slow else 1.0)
-        share = 0.03 if is_slow else 0.11 + 0.03 * (rank % 5) / 5
+        mean = self.step_s  # of all ranks: they wait for the slowest one
+        share = 0.03 if is_slow else 0.28 + 0.03 * (rank % 5) / 5
         trained = at - self.began - 60
         return RankSeen(
             rank=rank,
@@ -143,6 +145,7 @@ class Simulation:
                 rank_offset=n * self.per_node,
                 present=True,
                 health=self._trouble(n),
+                slow_ranks=tuple(rank for rank in self.slow if rank // self.per_node == n),
                 block=f"rack {n // 8 + 1}",
             )
             for n, node in enumerate(self.nodes)
@@ -162,7 +165,11 @@ class Simulation:
 
     def _trouble(self, node: int) -> tuple[str, ...]:
         slow = [rank for rank in self.slow if rank // self.per_node == node]
-        return tuple(f"rank {rank} is slow: 1.31 times the median, in backward" for rank in slow)
+        return tuple(self._slow_text(rank) for rank in slow)
+
+    def _slow_text(self, rank: int) -> str:
+        slowness = Slowness("backward_s", 0.97 * self.step_s, 0.71 * self.step_s)
+        return stragglers.in_words(rank, self.nodes[rank // self.per_node], slowness)
 
     def cause(self) -> Cause:
         rank = min(3, self.ranks - 1)
@@ -195,9 +202,7 @@ class Simulation:
             (2, 0.55 * self.age_s + 2, "running", "the TCPStore is open; the ranks start"),
         ]  # fmt: skip
         if self.slow:
-            texts.append(
-                (2, 0.8 * self.age_s, "straggler", f"rank {self.slow[0]} is slow: 1.31 times the median")
-            )
+            texts.append((2, 0.8 * self.age_s, "straggler", self._slow_text(self.slow[0])))
         return [
             Note(n + 1, self.began + at, g, kind, "", text) for n, (g, at, kind, text) in enumerate(texts)
         ]

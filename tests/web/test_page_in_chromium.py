@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chromium import chromium, keep, main_thread_of, opened, severe_problems
+from launched import Launched, eventually
 from paging import Site, job_at, site
 from playwright.sync_api import Page, expect
 from simulated import Simulation, simulated_page
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from launched import Launched
     from playwright.sync_api import Browser
 
 expect.set_options(timeout=60_000)
+DDPCTL = (sys.executable, "-m", "rendezvous.control.ctl")
 LARGE = Simulation("llama-7b", 1024, slow=(37, 611), hung=(812,))
 HIDDEN_TOO = re.compile(r"Exposed .* %, Hidden \d+ %, Waiting")
 JOBS = (LARGE, Simulation("resnet", 16, slow=(11,)), Simulation("mnist", 1, per_node=1))
@@ -161,6 +164,48 @@ def lose_the_service(page: Page, served: Site) -> None:
     assert page.evaluate("window.hasNotReloaded") is True
 
 
+SLOW = """
+import sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep((0.1, 0.1, 0.17)[dist.get_rank()])
+"""
+
+
+def test_a_rank_that_the_others_wait_for_is_marked_in_all_views(browser: Browser, tmp_path: Path) -> None:
+    """All ranks take as long per step. Their own times differ."""
+    words = ("--web", "--nproc-per-node", "3", "--rdzv-id", "slow", "--preflight", "off", "SCRIPT")
+    job = Launched(tmp_path, *words, source=SLOW)
+    try:
+        url = eventually(lambda: re.search(r"for one login: (\S+)", job.stderr()), what="the URL")[1]
+        with opened(browser, url) as page:
+            row = page.locator(".ranks tbody tr").first  # the worst one comes first
+            expect(row).to_contain_text("that of its peers")
+            expect(row.get_by_role("button", name="Rank 2: details")).to_be_visible()
+            expect(page.locator(".ranks .badge.good")).to_have_count(2)
+            expect(page.get_by_text("well 2", exact=True)).to_be_visible()
+            page.locator("canvas.map").focus()
+            for key in ("Home", "ArrowRight", "ArrowRight"):
+                page.keyboard.press(key)
+            expect(page.locator("#announcer")).to_contain_text(
+                re.compile(r"rank 2 on .*, own time 1\.\d\d× that of")
+            )
+            named = page.get_by_label("Selected rank").get_by_text("is slower than its peers")
+            expect(named).to_contain_text("rank 2 on ")
+            keep(page, "slow", tmp_path)
+        table = subprocess.run([*DDPCTL, "top", "slow", "--once"], capture_output=True, text=True, timeout=60)
+        assert re.search(r"^ +2 .* 1\.\d\dx", table.stdout, re.MULTILINE), table
+    finally:
+        job.clean_up()
+
+
 def test_a_token_that_may_only_look(browser: Browser, served: Site) -> None:
     with job_at(served, "looked-at") as job, opened(browser, f"{served.url}#/job/looked-at") as page:
         log_in(page, served.token(Role.VIEWER, "looked-*"))
@@ -241,7 +286,7 @@ def test_1024_ranks_do_not_block_the_page(browser: Browser, simulated: Any) -> N
         for scale in ("lag", "time", "communication", "phase", "memory", "health"):
             page.get_by_label("Color of the ranks").select_option(scale)
             page.locator("canvas.map").hover(position={"x": 200, "y": 60})
-            page.get_by_role("button", name="Step time").click()
+            page.get_by_role("button", name="Own time").click()
             page.wait_for_timeout(1100)  # ranks change once a second
         observed = page.evaluate("window.longTasks")
     assert len(tasks) > 100

@@ -73,6 +73,7 @@ export class RankPanel {
       ["Doing", details?.doing || value("phase")],
       details?.message && ["Says", details.message],
       ["Step", value("known") ? `${value("step").toLocaleString("en")}, ${duration(value("mean_ms") / 1000)} each` : "–"],
+      value("own_ms") && ["Own time", `${duration(value("own_ms") / 1000)}, ${value("ratio").toFixed(2)}× that of its peers`],
       ["Communication", percent(value("share"))],
       ["Last sign", value("quiet_s") < 0.1 ? "now" : `${duration(value("quiet_s"))} ago`],
       ["Memory", mebibytes(value("memory_mib"))],

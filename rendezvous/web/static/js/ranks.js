@@ -10,10 +10,10 @@ const WORDS = ["well", "slow", "bad", "not known"], SHADES = ["good", "warn", "b
 const COLUMNS = {
   rank: ["Rank", (row) => row.rank, (row) => String(row.rank), true],
   node: ["Node", (row) => row.node, (row) => row.node, false],
-  health: ["Health", (row) => -row.level, (row) => row.words, false],
+  health: ["Health", (row) => -row.level - (row.level < 3 ? row.ratio / 1e6 : 0), (row) => row.words, false],
   phase: ["Phase", (row) => row.phase, (row) => row.phase, false],
   step: ["Step", (row) => row.step, (row) => (row.known ? row.step.toLocaleString("en") : "–"), true],
-  time: ["Step time", (row) => row.ms, (row) => duration(row.ms / 1000), true],
+  time: ["Own time", (row) => row.ms, (row) => duration(row.ms / 1000), true],
   median: ["/ median", (row) => row.ratio, (row) => (row.ms ? `${row.ratio.toFixed(2)}×` : "–"), true],
   communication: ["Comm.", (row) => row.share ?? -1, (row) => percent(row.share), true],
   memory: ["Memory", (row) => row.memory, (row) => mebibytes(row.memory), true],
@@ -106,7 +106,7 @@ function read(row, state) {
   const { column } = state, { level, words, ratio } = state.summary.levels.get(row[0]);
   return {
     rank: row[0], node: state.nodeOf(row[0])?.node || "", level, words: words || WORDS[level], ratio, phase: row[column.phase], step: row[column.step],
-    ms: row[column.mean_ms], share: row[column.share], memory: row[column.memory_mib], gpu: row[column.gpu],
+    ms: row[column.own_ms], share: row[column.share], memory: row[column.memory_mib], gpu: row[column.gpu],
     gpuMemory: row[column.gpu_memory_mib], quiet: row[column.quiet_s], starts: row[column.starts], known: row[column.known],
   };
 }

@@ -47,10 +47,10 @@ export const SCALES = {
     legend: () => gradient(heat, "up to date", "far behind, or no progress"),
   },
   time: {
-    title: "Step time",
-    paint: (row, state) => heat((state.summary.levels.get(row[0]).ratio - 0.95) / 0.65),
-    words: (row, state) => `${duration(row[state.column.mean_ms] / 1000)}, ${state.summary.levels.get(row[0]).ratio.toFixed(2)}× the median`,
-    legend: (state) => gradient(heat, `median ${duration((state.summary?.middle || 0) / 1000)}`, "1.6× the median"),
+    title: "Own time",
+    paint: (row, state) => heat((row[state.column.ratio] - 0.95) / 0.65),
+    words: (row, state) => `own time ${duration(row[state.column.own_ms] / 1000)} per step, ${row[state.column.ratio].toFixed(2)}× that of its peers`,
+    legend: () => gradient(heat, "as its peers", "1.6× their own time"),
   },
   communication: {
     title: "Communication",

@@ -111,7 +111,6 @@ export function median(values) {
 
 // Level of a rank: 0 well, 1 slow or behind, 2 bad, 3 not known.
 export const WELL = 0, SLOW_LEVEL = 1, BAD = 2, UNKNOWN = 3;
-const SLOW = 1.2, VERY_SLOW = 1.6;
 const BEHIND = 2, BEHIND_MS = 1000; // nodes answer at different moments, and short steps go on meanwhile
 
 export function summarized(rows, column) {
@@ -122,19 +121,20 @@ export function summarized(rows, column) {
   const first = alive.reduce((least, row) => Math.min(least, row[column.step]), last);
   const quiet = Math.max(10, (5 * middle) / 1000);
   const shares = alive.map((row) => row[column.share]).filter((share) => share !== null);
-  const summary = { middle, last, first, quiet, share: shares.length ? median(shares) : null, slowest: 0, counts: [0, 0, 0, 0] };
+  const summary = { middle, last, first, quiet, share: shares.length ? median(shares) : null, own: [0, 0], counts: [0, 0, 0, 0] };
+  const own = alive.map((row) => row[column.own_ms]).filter((ms) => ms > 0);
+  if (own.length) summary.own = own.reduce(([least, most], ms) => [Math.min(least, ms), Math.max(most, ms)], [own[0], own[0]]);
   summary.levels = new Map();
   for (const row of rows) {
     const found = judged(row, column, summary);
     summary.levels.set(row[0], found);
     summary.counts[found.level] += 1;
-    summary.slowest = Math.max(summary.slowest, row[column.mean_ms]);
   }
   return summary;
 }
 
 function judged(row, column, summary) {
-  const ms = row[column.mean_ms], ratio = summary.middle && ms ? ms / summary.middle : 1;
+  const ratio = row[column.ratio], slow = row[column.slow];
   const behind = row[column.known] ? summary.last - row[column.step] : 0;
   if (!row[column.alive]) return { level: BAD, words: "has ended", ratio, behind };
   if (row[column.phase] === "stopped" || row[column.phase] === "frozen")
@@ -142,8 +142,7 @@ function judged(row, column, summary) {
   if (!row[column.known]) return { level: UNKNOWN, words: "does not report", ratio, behind };
   if (row[column.quiet_s] > summary.quiet)
     return { level: BAD, words: `no progress for ${Math.round(row[column.quiet_s])} s`, ratio, behind };
-  if (ratio >= VERY_SLOW) return { level: BAD, words: `${ratio.toFixed(2)}× the median step time`, ratio, behind };
-  if (ratio >= SLOW) return { level: SLOW_LEVEL, words: `${ratio.toFixed(2)}× the median step time`, ratio, behind };
+  if (slow) return { level: slow > 1 ? BAD : SLOW_LEVEL, words: `own time ${ratio.toFixed(2)}× that of its peers`, ratio, behind };
   if (behind > BEHIND && behind * summary.middle > BEHIND_MS) return { level: SLOW_LEVEL, words: `${behind} steps behind`, ratio, behind };
   return { level: WELL, words: "well", ratio, behind };
 }
