@@ -549,7 +549,6 @@ class UserMessages:
         self._spec, self._say_line = spec, say
         self._last_reason = self._last_waiting = self._last_notice = ""
         self._held = ""  # the reason of a stop, until it is certain that the job goes on
-        self._paused_for = ""  # the cause that was named when ranks were paused
         self._replaced: tuple[int, ...] | None = None  # ranks with new processes; None: all
 
     def say(self, text: str) -> None:
@@ -646,15 +645,11 @@ class UserMessages:
             return
         self._held = decision.reason
         if decision.in_place:  # ranks may take long to leave a collective
-            self._paused_for = (
-                f"rank {decision.cause.rank} on {decision.cause.node}: {decision.cause.reason}; "
-            )
-            self.say(f"{self._paused_for}pausing the other ranks")
+            cause, self._last_reason = decision.cause, decision.reason  # `report_back` says when it is healed
+            self.say(f"rank {cause.rank} on {cause.node}: {cause.reason}; pausing the other ranks")
 
     def _report_reason(self, reason: str) -> None:
         self._held = ""
-        if self._paused_for and reason.startswith(f"{self._paused_for}healing in place"):
-            return  # `report_back` says when that is over
         if reason and reason != self._last_reason:
             self._last_reason = reason
             self.say(reason)
