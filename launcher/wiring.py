@@ -350,7 +350,7 @@ class BackgroundTasks:
     async def take_stacks(self, generation: int, cause: Cause) -> None:
         stacks = self._ranks.with_stacks(cause)
         cause = await self._boundary.awaited("taking the stacks of a rank", stacks, cause)
-        dumps = self._communication.with_dumps(generation, cause)
+        dumps = self._communication.with_monitor(generation, cause)
         cause = await self._boundary.awaited("reading the flight recorder dumps", dumps, cause)
         self._happened(StacksTaken(generation, cause))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher.failure.hidden_modules import hint_of_hidden
 from launcher.machine.xids import XIDS, Origin, xid_in
+from rendezvous.values.cause_text import OUT_OF_TIME_IN_A_LIBRARY
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import FailureClass
 from rendezvous.values.types import FailureClass as Class
@@ -85,6 +86,7 @@ _REACH = (
 _OF_DESCRIPTORS = ("bad file descriptor", "too many open files")
 # Phrases that only these libraries use, about a lost peer.
 _PEER_GONE = (
+    *OUT_OF_TIME_IN_A_LIBRARY,
     "gloo/transport",
     "gloo/rendezvous",
     "connection was likely closed. did the remote server",
@@ -94,15 +96,11 @@ _PEER_GONE = (
     "connection closed by remote peer",
     "nccl communicator was aborted",
     "nccl communicator aborted",
-    "watchdog caught collective operation timeout",
     "application timeout caused pair closure",
-    "failed to pass monitoredbarrier",
-    "wait timeout after",
     "store->get",
     "remote_error",
     "died (noticed by rank",
     "has left the process group; this rank",
-    "has not joined",
     "aborted the process group; this rank",
     "the launcher aborted communication",
     "lost its connection to rank",

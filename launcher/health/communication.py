@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Protocol
 from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
 from launcher.failure.verdict import cause_of_asynchronous
 from launcher.health import dumps, flight_recorder, nccl_env, ras_report
-from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.machine import devices
 from rendezvous.values.rank_view import HELD
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.failure.verdict import RankEnd
+    from launcher.health.flight_recorder import Dump
     from launcher.health.guards import Continuation
     from rendezvous.values.rank_report import RankReport
 
@@ -157,17 +157,14 @@ class CommunicationWatch:
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
         return await asyncio.to_thread(flight_recorder.with_recorded, reports, found, time.time_ns())
 
-    async def with_dumps(self, generation: int, cause: Cause) -> Cause:
-        """Add what all recorders together show, if anything."""
+    async def with_monitor(self, generation: int, cause: Cause) -> Cause:
+        """Wait for the dumps, and add what NCCL's own monitor shows, if anything."""
         if self._dump is None or self._dump[0] != generation:
             return cause
-        findings = await asyncio.to_thread(analysed, await self._dump[1])
-        findings_text = "\n".join(finding.words for finding in findings)
-        dump_text = f"flight recorders of this node:\n{findings_text}" if findings_text else ""
+        await self._dump[1]
         monitored = await self._ras if self._ras is not None else ()
         ras_text = "\n".join(("NCCL's own monitor (RAS), all nodes:", *monitored)) if monitored else ""
-        texts = (cause.traceback, dump_text, ras_text)
-        return replace(cause, traceback="\n\n".join(text for text in texts if text))
+        return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, ras_text) if text))
 
     async def _ask_ras(self) -> tuple[str, ...]:
         if self._ras_at is None:

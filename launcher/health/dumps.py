@@ -18,11 +18,20 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from launcher.health.flight_recorder import Dump, Finding, NotADump, analysed, dump_of, with_members
+from launcher.health.flight_recorder import (
+    Dump,
+    NotADump,
+    dump_of,
+    with_members,
+    with_own_members,
+    with_recorded,
+)
 from launcher.health.nccl_env import DUMP_FILE, PIPE_FILE
+from rendezvous.diagnosing.diagnosis import of_recorders
+from rendezvous.values.rank_report import RankReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from launcher.health.guards import Guards
 
@@ -122,8 +131,8 @@ def those_there(folders: Mapping[int, str]) -> list[Dump]:
 # --- for people --------------------------------------------------------------------------------------
 
 
-def analysed_folder(folder: str) -> tuple[int, tuple[Finding, ...]]:
-    """Analyse all dumps below a folder, from any number of nodes. Return the number of ranks and the findings."""
+def compared_folder(folder: str) -> tuple[int, list[str]]:
+    """Compare all dumps below a folder, from any number of nodes. Return the number of ranks, and what they show."""
     found: dict[int, Dump] = {}
     for place, _folders, names in sorted(os.walk(folder)):
         rank = _rank_of(place)
@@ -133,7 +142,17 @@ def analysed_folder(folder: str) -> tuple[int, tuple[Finding, ...]]:
             if of is not None and of not in found:
                 with contextlib.suppress(NotADump):
                     found[of] = read(os.path.join(place, name), of)
-    return len(found), analysed(found.values())
+    return len(found), compared(found.values())
+
+
+def compared(dumps: Collection[Dump]) -> list[str]:
+    """What these recorders show together, as the service would find it."""
+    known = [with_own_members(dump) for dump in dumps]
+    now_ns = max(
+        (entry.at_ns for dump in known for group in dump.groups for entry in group.entries), default=0
+    )
+    reports = with_recorded(tuple(RankReport(dump.rank) for dump in known), known, now_ns)
+    return of_recorders({report.rank: report for report in reports})
 
 
 def _rank_of(folder: str) -> int | None:
@@ -142,8 +161,8 @@ def _rank_of(folder: str) -> int | None:
 
 
 def _main(folder: str) -> int:
-    count, findings = analysed_folder(folder)
-    lines = [finding.words for finding in findings] or ["no mismatch found in these dumps"]
+    count, lines = compared_folder(folder)
+    lines = lines or ["no mismatch found in these dumps"]
     sys.stdout.write(
         "\n".join((f"dumps of {count} ranks:", *lines)) + "\n"
         if count

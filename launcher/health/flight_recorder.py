@@ -1,19 +1,13 @@
-"""Compares torch's flight recorders of all ranks: finds which ranks are missing from which collective.
+"""Reads what torch's flight recorders of ranks show, and adds it to the reports of the ranks. Pure.
 
-Each rank's recorder holds the last collectives of each process group, by their sequence number. The ranks of a group
-must call the same collectives in the same order. So the first number at which they differ shows which ranks deviated:
-
-    different   some ranks called another collective under that number, or the same with another shape
-    missing     some ranks have not called it, and the others wait in it
-    unfinished  all ranks are in it, and it does not complete: the network, a device, or a peer without a dump
-
-`launcher/health/dumps.py` reads the dumps. All values are checked, because ranks wrote them.
+A rank's recorder holds the last collectives of each process group, by their sequence number, also those that C++
+started. `rendezvous/diagnosing/diagnosis.py` compares the reports of all ranks. `launcher/health/dumps.py` reads the
+dumps. All values are checked, because ranks wrote them.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 
-MAX_RANKS_SHOWN = 16
 _MAX_NUMBER = 1 << 62
 _MAX_TENSORS, _MAX_DIMENSIONS = 1024, 64
 _MAX_WORD_CHARS = 1024
@@ -49,18 +42,6 @@ class Entry:
     done: bool
     at_ns: int = 0  # when it began, in wall-clock time
 
-    @property
-    def words(self) -> str:
-        shapes = ", ".join(
-            f"{'x'.join(map(str, size))} {dtype}".strip()
-            for size, dtype in zip(self.sizes, (*self.dtypes, *[""] * len(self.sizes)), strict=False)
-        )
-        return f"{self.op}({shapes})"
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        return (self.op, self.sizes, self.dtypes) if self.op in OF_ONE_SHAPE else (self.op,)
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -78,33 +59,6 @@ class Group:
 class Dump:
     rank: int
     groups: tuple[Group, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    group: str
-    kind: str  # different, missing, unfinished
-    sequence: int
-    entered: tuple[tuple[str, tuple[int, ...]], ...]  # what was entered, and by whom; most ranks first
-    missing: tuple[int, ...] = ()
-    without_dump: tuple[int, ...] = ()  # members without a dump
-
-    @property
-    def words(self) -> str:
-        where = f"group {self.group}, collective #{self.sequence}"
-        sides = "; ".join(f"{ranks_in_words(ranks)} in {what}" for what, ranks in self.entered)
-        reported = {
-            "different": f"{where}: ranks called different collectives: {sides}",
-            "missing": f"{where}: {ranks_in_words(self.missing)} did not call it; {sides}",
-            "unfinished": f"{where}: all ranks called it, but it does not complete (check network and GPUs): {sides}",
-        }[self.kind]
-        return reported + (f" (no dump of {ranks_in_words(self.without_dump)})" if self.without_dump else "")
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MAX_RANKS_SHOWN]))
-    more = f" and {len(ranks) - MAX_RANKS_SHOWN} more" if len(ranks) > MAX_RANKS_SHOWN else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
 
 
 # --- one recorder ------------------------------------------------------------------------------------
@@ -195,57 +149,15 @@ def with_members(dump: Dump, reported: Mapping[str, tuple[int, str]]) -> Dump:
     return replace(dump, groups=tuple(map(known, dump.groups)))
 
 
-# --- all of them -------------------------------------------------------------------------------------
-
-
-def analysed(dumps: Iterable[Dump]) -> tuple[Finding, ...]:
-    """Return one finding for each group that is not idle: different before missing before unfinished."""
-    by_group: dict[str, dict[int, Group]] = {}
-    for dump in sorted(dumps, key=lambda each: each.rank):
-        for group in dump.groups:
-            by_group.setdefault(group.name, {})[dump.rank] = group
-    found = [each for groups in by_group.values() if (each := _finding(groups)) is not None]
-    order = ("different", "missing", "unfinished")
-    return tuple(sorted(found, key=lambda each: (order.index(each.kind), each.group)))
-
-
-def _finding(groups: Mapping[int, Group]) -> Finding | None:
-    one = next(iter(groups.values()))
-    name = one.description if one.description not in ("", "undefined") else one.name
-    members = max((group.members for group in groups.values()), key=len)
-    without_dump = tuple(rank for rank in members if rank not in groups)
-    entered = {rank: {entry.sequence: entry for entry in group.entries} for rank, group in groups.items()}
-    for sequence in sorted({number for entries in entered.values() for number in entries}):
-        at = {rank: entries[sequence] for rank, entries in entered.items() if sequence in entries}
-        behind = tuple(rank for rank, entries in entered.items() if max(entries) < sequence)
-        sides = _sides(at)
-        if len(sides) > 1:
-            return Finding(name, "different", sequence, sides, behind, without_dump)
-        pending = any(not entry.done for entry in at.values())
-        if behind and pending:
-            return Finding(name, "missing", sequence, sides, behind, without_dump)
-        if pending and all(not entry.done for entry in at.values()):
-            return Finding(
-                name, "missing" if without_dump else "unfinished", sequence, sides, without_dump, without_dump
-            )
-    return None
-
-
-def _sides(at: Mapping[int, Entry]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    counted = Counter(entry.signature for entry in at.values())
-    sides = []
-    for signature, _count in counted.most_common():
-        ranks = tuple(rank for rank, entry in at.items() if entry.signature == signature)
-        sides.append((at[ranks[0]].words, ranks))
-    return tuple(sides)
+def with_own_members(dump: Dump) -> Dump:
+    """Take the group members from the recorder, where no guard reports them."""
+    groups = ((group.name, (len(group.members), ",".join(map(str, group.members)))) for group in dump.groups)
+    return with_members(dump, dict(groups))
 
 
 # --- what the service gets of it -------------------------------------------------------------------
 #
-# Adds to each rank's report to the service what its flight recorder shows. Pure.
-#
-# Torch enables its recorder by default, for Gloo and for NCCL. It also holds the collectives that C++ started. See
-# rendezvous/diagnosing/diagnosis.py for the evaluation.
+# Torch enables its recorder by default, for Gloo and for NCCL.
 
 _SHORT_CHARS = 64
 _DTYPES = {  # torch's own names

@@ -30,6 +30,7 @@ from launcher.template.contracts import (
     UNCAUGHT,
     VERSION,
 )
+from rendezvous.values.cause_text import place_of
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import (
     NO_REPEAT,
@@ -276,13 +277,10 @@ def _text(field: int | bytes) -> str:
 
 
 def in_words(rank: RankView) -> str:
-    """Return where a rank is, or was: "in backward, bucket 3 of 7". Return "" if the page does not show it."""
-    place = (
-        f"in the section {rank.section.name!r} of its script"
-        if rank.section is not None
-        else _PLACES[rank.phase]
-    )
-    words = [place] if place else []
+    """Return where a rank is, or was: "in its backward pass, bucket 3 of 7". Return "" if the page does not show it."""
+    section = rank.section.name if rank.section is not None else ""
+    phase = RankPhase.SECTION if section else rank.phase
+    words = [] if phase in _NOWHERE else [place_of(phase, section)]
     waiting = rank.waiting_in
     buckets = rank.buckets
     if buckets is not None and buckets.finished < buckets.of and rank.phase in _IN_BACKWARD:
@@ -293,19 +291,7 @@ def in_words(rank: RankView) -> str:
 
 
 _IN_BACKWARD = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
-_PLACES = {
-    RankPhase.STARTING: "",
-    RankPhase.DATA: "in its data loader",
-    RankPhase.FORWARD: "in forward",
-    RankPhase.BACKWARD: "in backward",
-    RankPhase.COMMUNICATE: "communicating",
-    RankPhase.OPTIMIZER: "in the optimizer",
-    RankPhase.CHECKPOINT: "in a checkpoint",
-    RankPhase.EVALUATION: "in evaluation",
-    RankPhase.SECTION: "in a section of its script",
-    RankPhase.IDLE: "",
-    RankPhase.EXITING: "",
-}
+_NOWHERE = (RankPhase.STARTING, RankPhase.IDLE, RankPhase.EXITING)
 
 
 # --- phase times, which the service compares: see rendezvous/diagnosing/stragglers.py ---------------

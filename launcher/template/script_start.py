@@ -94,15 +94,26 @@ _GATE = "ddp.groups.joining:install"
 _LIBRARY = os.path.normpath(os.path.join(os.path.abspath(__file__), "../../../ddp/telemetry"))
 
 
+_torch_api: Any = None
+
+
+def meets_in_a_file() -> bool:
+    """Whether the ranks have met in a file (`file://`). The destructor of its store removes it after the last rank."""
+    return _torch_api is not None and bool(_torch_api.meets_in_a_file())
+
+
 def load() -> Callable[[], None]:
     """Return a function that installs the marks, to be called once there is a page and torch."""
     if "t" in sys.abiflags:  # a free-threaded interpreter (PYTHON_EXEC): the compiled page would end it
         return _nothing
+    global _torch_api
     package: Any = type(sys)(_PACKAGE)
     package.__path__ = [_LIBRARY]
     sys.modules[_PACKAGE] = package
     try:
-        from _ddp_launch_rank import torch_marks
+        from _ddp_launch_rank import torch_api, torch_marks
+
+        _torch_api = torch_api
     except Exception:  # the library is not installed here, or not for this interpreter
         return _nothing
     finally:

@@ -180,23 +180,8 @@ def _drop_imported_modules() -> None:
     """
     if gc.isenabled():
         gc.collect()
-    if _meets_in_a_file():
+    if script_start.meets_in_a_file():  # if the file stayed, the next job with it would find these ranks
         gc.unfreeze()  # classes of torch refer to the groups
         return
     kept = [sys.modules.pop(name) for name in _imported if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-def _meets_in_a_file() -> bool:
-    """Whether the ranks have met in a file (`file://`). The destructor of its store removes it after the last rank.
-
-    If it stayed, the next job with this file would find the ranks of this one.
-    """
-    table: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if table is None or not table.is_initialized():
-        return False
-    distributed: Any = sys.modules["torch.distributed"]
-    store = table._get_default_store()
-    while isinstance(store, distributed.PrefixStore):
-        store = store.underlying_store
-    return isinstance(store, distributed.FileStore)

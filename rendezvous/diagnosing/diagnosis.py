@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.waits import POINT_TO_POINT, members_of, waits_of
+from rendezvous.values.cause_text import OUT_OF_TIME
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import ASK_EARLY_S, MAX_GROUPS
 from rendezvous.values.rank_view import RankPhase
@@ -570,6 +571,28 @@ def _replaced(report: RankReport, names: Collection[str]) -> RankReport:
     return replace(report, calls=tuple(calls), groups=(*known, *groups))
 
 
+def of_recorders(reports: Mapping[int, RankReport]) -> list[str]:
+    """What flight recorders that people have collected show, without the pages and agents of a running job."""
+    own = {
+        rank: replace(report, calls=report.recorded, groups=report.recorder)
+        for rank, report in reports.items()
+    }
+    listed = [rank for each in own.values() for group in each.groups for rank in members_of([group], 0)]
+    waits = waits_of(own, 1 + max((*own, *listed), default=0))
+    found = desync(waits, waits.calls)
+    if found is not None:
+        return [f"{words.ranks([each.rank])} {each.reason}" for each in found.blamed]
+    missing = [f"{words.ranks([rank])}: {words.waiting_for(waits, rank)}" for rank in waits.roots()]
+    complete = [
+        f"{words.wait(waits.inside[call])} in {words.call(waits.described[call])}, which all ranks have entered: "
+        "check network and GPUs"
+        for call, absent in waits.missing.items()
+        if not absent
+    ]
+    unread = [rank for rank in waits.roots() if rank not in own]
+    return [*missing, *complete, *([f"no dump of {words.ranks(unread)}"] if unread else [])]
+
+
 # --- post-mortem: the cause of a failed generation, from the last reports of its ranks --------------
 #
 # Theory of operation
@@ -597,16 +620,6 @@ _HINT_LATE = (
     "see ddp-launch docs hangs"
 )
 _FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
-# Errors of a rank that has waited for the whole timeout of its group.
-OUT_OF_TIME = (
-    "timed out waiting",
-    "wait timeout after",
-    "failed to pass monitoredbarrier",
-    "watchdog caught collective operation timeout",
-    "timed out in blocking wait",
-    "has not joined",
-)
-
 _WHERE_BUCKETS_ARE_WAITED_FOR = (RankPhase.BACKWARD, RankPhase.COMMUNICATE, RankPhase.EXITING)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rendezvous.values.cause_text import place_of
 from rendezvous.values.cause_text import ranks as ranks
-from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,19 +13,6 @@ if TYPE_CHECKING:
     from rendezvous.diagnosing.waits import Call, Waits
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import Collective
-
-_PLACES = {
-    RankPhase.STARTING: "in its startup",
-    RankPhase.DATA: "in its data loader",
-    RankPhase.FORWARD: "in its forward pass",
-    RankPhase.BACKWARD: "in its backward pass",
-    RankPhase.COMMUNICATE: "in a collective",
-    RankPhase.OPTIMIZER: "in its optimizer",
-    RankPhase.CHECKPOINT: "in its checkpoint",
-    RankPhase.EVALUATION: "in its evaluation",
-    RankPhase.IDLE: "in code of the script between two phases of a step",
-    RankPhase.EXITING: "in its exit after the end of the script",
-}
 
 
 def seconds(duration_s: float) -> str:
@@ -35,9 +22,8 @@ def seconds(duration_s: float) -> str:
 
 
 def place(report: RankReport, of_several: bool = False) -> str:
-    if report.phase is RankPhase.SECTION:
-        return f'in the section "{report.section}"'
-    return _PLACES[report.phase].replace(" its ", " their ") if of_several else _PLACES[report.phase]
+    text = place_of(report.phase, report.section)
+    return text.replace(" its ", " their ") if of_several else text
 
 
 def state(report: RankReport) -> str:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from rendezvous.diagnosing.diagnosis import OUT_OF_TIME
 from rendezvous.rounds.orders import DRAINED
+from rendezvous.values.cause_text import OUT_OF_TIME
 
 _SIZE = 6  # bytes
 _KEPT = 4096  # texts whose hash is remembered

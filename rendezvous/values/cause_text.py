@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import Doubt
 
 if TYPE_CHECKING:
@@ -14,6 +15,27 @@ if TYPE_CHECKING:
 
 
 _NAMED = 8  # ranks, in one line
+# Errors of a rank that has waited for the whole timeout of its group; lower case. They need no other sign of a library.
+OUT_OF_TIME_IN_A_LIBRARY = (
+    "wait timeout after",
+    "failed to pass monitoredbarrier",
+    "watchdog caught collective operation timeout",
+    "timed out in blocking wait",
+    "has not joined",
+)
+OUT_OF_TIME = (*OUT_OF_TIME_IN_A_LIBRARY, "timed out waiting")
+_PLACES = {
+    RankPhase.STARTING: "in its startup",
+    RankPhase.DATA: "in its data loader",
+    RankPhase.FORWARD: "in its forward pass",
+    RankPhase.BACKWARD: "in its backward pass",
+    RankPhase.COMMUNICATE: "in a collective",
+    RankPhase.OPTIMIZER: "in its optimizer",
+    RankPhase.CHECKPOINT: "in its checkpoint",
+    RankPhase.EVALUATION: "in its evaluation",
+    RankPhase.IDLE: "in code of the script between two phases of a step",
+    RankPhase.EXITING: "in its exit after the end of the script",
+}
 
 
 def described(cause: Cause) -> str:
@@ -48,6 +70,11 @@ def ranks(numbers: Sequence[int]) -> str:
     if len(words) == 1:
         return f"ranks {words[0]}"
     return f"ranks {', '.join(words[:-1])} and {words[-1]}"
+
+
+def place_of(phase: RankPhase, section: str) -> str:
+    """Where a rank is, by the phase on its page, and by the section that its script has named."""
+    return f'in the section "{section}"' if phase is RankPhase.SECTION else _PLACES[phase]
 
 
 # --- a number with its noun: "1 rank", "2 ranks" ----------------------------------------------------

@@ -209,7 +209,7 @@ class Cause:
     stopped: bool = (
         False  # a CONSEQUENCE because the launcher stopped the rank; otherwise it lost its connections
     )
-    place: Sentence = ""  # where its script was: "in backward, bucket 3 of 7"
+    place: Sentence = ""  # where its script was: "in its backward pass, bucket 3 of 7"
     final: bool = False  # a condition of --stop-when: the job ends, whatever the policy says
     # The other end has closed a connection of the rank's own. The cause is a CONSEQUENCE if another rank failed before.
     lost_peer: bool = False

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from launcher.health.dumps import analysed_folder, parsed
-from launcher.health.flight_recorder import NotADump, analysed, dump_of
+from launcher.health.dumps import compared, compared_folder, parsed
+from launcher.health.flight_recorder import NotADump, dump_of
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -45,18 +46,18 @@ def plain(*entries: dict[str, Any], ranks: str = "[0, 1, 2]") -> dict[str, Any]:
 
 
 def words(*dumps: dict[str, Any]) -> list[str]:
-    return [each.words for each in analysed(dump_of(rank, one) for rank, one in enumerate(dumps))]
+    return compared([dump_of(rank, one) for rank, one in enumerate(dumps)])
 
 
 DONE = entry(1, retired=True)
 
 
 def test_recorded_dumps_name_the_rank_that_did_not_come() -> None:
-    (found,) = analysed(parsed(recorded(rank), rank) for rank in range(3))
-    assert (found.kind, found.sequence, found.missing) == ("missing", 4, (2,))
-    assert (
-        found.words
-        == "group default_pg, collective #4: rank 2 did not call it; ranks 0, 1 in all_reduce(5x2 Float)"
+    (found,) = compared([parsed(recorded(rank), rank) for rank in range(3)])
+    assert re.fullmatch(
+        r"rank 2: ranks 0 and 1 have waited for it for [\d.]+ s in all_reduce #4 \(10 x float32\); "
+        "its last collective is #3",
+        found,
     )
 
 
@@ -67,31 +68,29 @@ def test_both_of_torchs_formats_say_the_same() -> None:
 def test_another_collective_under_the_same_number() -> None:
     said = words(plain(DONE, entry(2)), plain(DONE, entry(2)), plain(DONE, entry(2, "nccl:broadcast")))
     assert said == [
-        "group default_pg, collective #2: ranks called different collectives: "
-        "ranks 0, 1 in all_reduce(4 Float); rank 2 in broadcast(4 Float)"
+        "rank 2 entered broadcast #2 (4 x float32), while ranks 0 and 1 entered all_reduce #2 (4 x float32)"
     ]
 
 
 def test_another_shape_counts_where_shapes_must_be_one() -> None:
     other = entry(2, sizes=[[8]])
-    assert (
-        "ranks 0, 1 in all_reduce(4 Float); rank 2 in all_reduce(8 Float)"
-        in words(plain(entry(2)), plain(entry(2)), plain(other))[0]
-    )
+    assert words(plain(entry(2)), plain(entry(2)), plain(other)) == [
+        "rank 2 entered all_reduce #2 (8 x float32), while ranks 0 and 1 entered all_reduce #2 (4 x float32)"
+    ]
     gathers = [plain(entry(2, "nccl:all_gather", [[size]], retired=True)) for size in (4, 4, 8)]
     assert words(*gathers) == []
 
 
 def test_all_are_there_and_it_does_not_end() -> None:
     assert words(*[plain(DONE, entry(2))] * 3) == [
-        "group default_pg, collective #2: all ranks called it, but it does not complete (check network and GPUs): "
-        "ranks 0, 1, 2 in all_reduce(4 Float)"
+        "ranks 0-2 wait in all_reduce #2 (4 x float32), which all ranks have entered: check network and GPUs"
     ]
 
 
 def test_a_rank_whose_dump_is_not_there_is_in_doubt() -> None:
-    (said,) = words(*[plain(DONE, entry(2))] * 2)
-    assert said.endswith("rank 2 did not call it; ranks 0, 1 in all_reduce(4 Float) (no dump of rank 2)")
+    said, doubt = words(*[plain(DONE, entry(2))] * 2)
+    assert said.startswith("rank 2: ranks 0 and 1 have waited for it")
+    assert doubt == "no dump of rank 2"
 
 
 def test_what_is_over_is_no_finding() -> None:
@@ -140,9 +139,7 @@ def test_members_that_are_not_ranks_are_left_out(ranks: str) -> None:
 def test_unknown_fields_and_versions_are_no_trouble() -> None:
     strange = copy.deepcopy(plain(DONE, entry(2)))
     strange |= {"version": "9.0", "later": [1], "pg_config": {"0": {"ranks": "?"}, "1": None}}
-    assert words(strange, plain(DONE))[0].startswith(
-        "group default_pg, collective #2: rank 1 did not call it"
-    )
+    assert words(strange, plain(DONE))[0].startswith("rank 1: rank 0 has waited for it")
 
 
 def test_a_folder_of_many_nodes_is_read_as_one(tmp_path: Path) -> None:
@@ -151,9 +148,9 @@ def test_a_folder_of_many_nodes_is_read_as_one(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / f"flight-recorder-{rank}").write_bytes(recorded(rank))
     (tmp_path / "node0" / "0" / "flight-recorder.json").write_bytes(recorded(0, "json"))
-    count, findings = analysed_folder(str(tmp_path))
+    count, findings = compared_folder(str(tmp_path))
     assert count == 3
-    assert [each.missing for each in findings] == [(2,)]
+    assert [each[:7] for each in findings] == ["rank 2:"]
     command = [sys.executable, "-m", "launcher.health.dumps", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert said == f"dumps of 3 ranks:\n{findings[0].words}\n"
+    assert said == f"dumps of 3 ranks:\n{findings[0]}\n"

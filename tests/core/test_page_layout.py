@@ -144,7 +144,7 @@ def test_an_empty_page_says_that_nothing_is_known() -> None:
         (RankView(0, known=True, phase=RankPhase.IDLE), ""),
         (
             RankView(0, known=True, phase=RankPhase.EVALUATION, section=Section("eval", 60.0, 1.0)),
-            "in the section 'eval' of its script",
+            'in the section "eval"',
         ),
     ],
 )

@@ -21,7 +21,7 @@ from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
 from launcher.health import dumps, page, ras_report, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
-from launcher.health.flight_recorder import NotADump, analysed, with_recorded
+from launcher.health.flight_recorder import NotADump, with_recorded
 from launcher.health.node_health import Health
 from launcher.health.page import phase_times
 from launcher.health.stall_detection import Watch, look, reports
@@ -142,8 +142,7 @@ def ras_answer(data: bytes) -> None:
 def flight_recorder(data: bytes) -> None:
     """A rank writes what it likes; the agent tells the service of it."""
     found = [dumps.parsed(data, rank) for rank in (0, 1)]
-    for finding in analysed(found):
-        assert finding.words
+    assert all(dumps.compared(found))
     told = with_recorded((RankReport(0), RankReport(1)), found, 10**18)
     codec.read_from_agent(codec.from_agent_bytes(Examined(_AGENT, 1, told)), _AGENT)
 

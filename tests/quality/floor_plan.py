@@ -269,6 +269,7 @@ ABROAD = {
             *"client codec completion embedded hosted local signals".split(),
             *(
                 "access.client_options",
+                "diagnosing.diagnosis",
                 "diagnosing.goodput",
                 "diagnosing.versions",
                 "replay.journal",

@@ -262,9 +262,7 @@ def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
     assert job.wait() != 0
     (logs,) = job.logs()
     text = json.dumps(job.failure())
-    assert re.search(r"default_pg, collective #3: rank 1 [a-z ]+; rank 0 in all_reduce\(4 Float\)", text), (
-        text
-    )
+    assert re.search(r"rank 0 (has waited for it for|waits) .*all_reduce #3", text), text
     assert len(list(logs.rglob("flight-recorder.json"))) == 2
 
 
