@@ -59,6 +59,10 @@ def main(argv: list[str] | None = None) -> int:
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):
             return _show(_help(line.words) if line.wants("help") else _version())
+        if line.wants("print_completion"):
+            from launcher import completion
+
+            return _show(completion.text((line.options["print_completion"].text,)))
         _check_system()
         if is_doctor:
             return _run_doctor(line, os.environ)
@@ -209,7 +213,7 @@ def _entry_flag(settings: Settings) -> str:
 def _host_environment(settings: Settings, python: str, environ: Mapping[str, str]) -> HostEnvironment:
     nproc = settings.of("nproc_per_node")
     try:
-        ranks = devices.count_ranks(nproc.value, environ)
+        ranks = devices.count_ranks(nproc.value, environ, python=python)
     except devices.NoDevices as missing:
         raise nproc.wrong(
             str(missing),

@@ -1,4 +1,4 @@
-"""The command `ddp-launch completion bash|zsh|fish`."""
+"""The command `ddp-launch completion bash|zsh|fish|tcsh`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion of command lines in bash, zsh and fish, from a description of the commands and their options.
+"""Completion of command lines in bash, zsh, fish and tcsh, from a description of the commands and their options.
 
 The script that a shell loads contains all words, so that completion starts no program. One exception: `jobs`, a command
 that prints the ids of jobs, where a job is expected.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 FILES, DIRECTORIES = "files", "directories"
 
 
@@ -46,7 +46,7 @@ class Program:
 
 
 def script(program: Program, shell: str) -> str:
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](program)
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish, "tcsh": _tcsh}[shell](program)
 
 
 # --- from argparse ---------------------------------------------------------------------------------------
@@ -256,3 +256,37 @@ def _fish_flag(program: str, condition: str, flag: Flag) -> str:
 def _fish_line(program: str, condition: str, words: list[str], text: str) -> str:
     line = ["complete", "-c", program, *(["-n", condition] if condition else []), *words]
     return shlex.join([*line, *(["-d", _short(text)] if text else [])])
+
+
+# --- tcsh ------------------------------------------------------------------------------------------------
+#
+# A rule of tcsh sees the word before and the word itself, not the command. So it offers the options of all commands.
+
+
+def _tcsh(program: Program) -> str:
+    rules = [_tcsh_value(flag) for _, flag in _valued(program)]
+    for command in program.commands:
+        words = f"({' '.join(command.words)})" if command.words else ""
+        jobs = f"`sh -c {shlex.quote(program.jobs)}`" if command.takes_job and program.jobs else ""
+        if words or jobs:
+            rules.append(f"n@{command.name}@{words or jobs}@")
+    names = {name[2:]: None for flag in _all_flags(program) for name in flag.names if name.startswith("--")}
+    rules.append(f"c@--@({' '.join(names)})@")
+    if program.commands:
+        rules.append(f"p@1@({' '.join(command.name for command in program.commands)})@")
+    rules.append("p@*@f@")
+    lines = [
+        f"# tcsh completion of {program.name}: {program.name} completion tcsh > FILE; source FILE",
+        f"complete {program.name} \\",
+    ]
+    return "\n".join([*lines, " \\\n".join(f"    {shlex.quote(rule)}" for rule in dict.fromkeys(rules))])
+
+
+def _tcsh_value(flag: Flag) -> str:
+    what = (
+        f"({' '.join(flag.values)})"
+        if flag.values
+        else {FILES: "f", DIRECTORIES: "d"}.get(flag.kind, "x:value")
+    )
+    before = flag.names[0] if len(flag.names) == 1 else "{" + ",".join(flag.names) + "}"
+    return f"n@{before}@{what}@"

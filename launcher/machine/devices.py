@@ -1,11 +1,13 @@
 """Counts the ranks that this machine can run: one per GPU, or one per usable CPU if there is no GPU.
 
-Reads from the drivers, not from torch. Every count respects the variable with which a user hides devices.
+Reads from the drivers, not from torch. Every count respects the variable with which a user hides devices. Only torch
+knows devices that an extension adds to it, such as npu: a process of its own asks torch.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from launcher.machine import nvml
@@ -20,11 +22,14 @@ class NoDevices(Exception):
     """The message says which devices were not found."""
 
 
-def count_ranks(value: str, environ: Mapping[str, str], root: str = "/") -> int:
+def count_ranks(value: str, environ: Mapping[str, str], root: str = "/", python: str = sys.executable) -> int:
     """Return the number of ranks for `value` of --nproc-per-node."""
     match value:
         case "auto":
-            return nvidia_gpus(environ, root) or amd_gpus(environ, root) or usable_cpus(root)
+            gpus = nvidia_gpus(environ, root) or amd_gpus(environ, root)
+            if not gpus and (intel_gpus(environ, root) or extensions()):
+                gpus = max(0, asked(value, environ, python))
+            return gpus or usable_cpus(root)
         case "cpu":
             return usable_cpus(root)
         case "gpu":
@@ -32,8 +37,66 @@ def count_ranks(value: str, environ: Mapping[str, str], root: str = "/") -> int:
             return found or _none("GPU", "CUDA_VISIBLE_DEVICES", environ)
         case "xpu":
             return intel_gpus(environ, root) or _none("Intel GPU", "ZE_AFFINITY_MASK", environ)
-        case _:
+        case _ if value.isdecimal():
             return int(value)
+        case _:
+            found = asked(value, environ, python) if extensions() else _UNKNOWN
+            if found == _UNKNOWN:
+                raise NoDevices(
+                    f"torch has no device type {value!r}, and no installed extension of torch adds it"
+                )
+            return found or _none(f"device of type {value}", "", environ)
+
+
+# --- devices that an extension adds to torch ---------------------------------------------------------
+
+_UNKNOWN = -1
+_ASK_S = 120.0
+_ASK = f"""
+import sys
+
+try:
+    import torch
+except ModuleNotFoundError:
+    print({_UNKNOWN})
+    sys.exit()
+word = sys.argv[1]
+if word == "auto":
+    devices = torch.accelerator
+elif word == torch._C._get_privateuse1_backend_name() and hasattr(torch, word):
+    devices = getattr(torch, word)
+else:
+    print({_UNKNOWN})
+    sys.exit()
+print(devices.device_count() if devices.is_available() else 0)
+"""
+
+
+def extensions() -> list[str]:
+    """The installed packages that torch loads at the end of its own import."""
+    from importlib.metadata import entry_points
+
+    return [point.name for point in entry_points(group="torch.backends")]
+
+
+def asked(word: str, environ: Mapping[str, str], python: str) -> int:
+    """Return how many devices torch has; `_UNKNOWN` if it does not know the type."""
+    import subprocess
+
+    command = [python, "-c", _ASK, word]
+    isolated = {**environ, "PYTHONSAFEPATH": "1"}  # a torch.py in this directory is not torch
+    try:
+        answer = subprocess.run(command, env=isolated, capture_output=True, text=True, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoDevices(f"torch could not be asked for its devices ({error})") from None
+    last = (answer.stdout.strip().splitlines() or [""])[-1]
+    if answer.returncode or not last.lstrip("-").isdecimal():
+        why = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise NoDevices(f"torch could not be asked for its devices ({why})")
+    return int(last)
+
+
+# --- devices that drivers know -----------------------------------------------------------------------
 
 
 def _none(kind: str, variable: str, environ: Mapping[str, str]) -> int:

@@ -182,7 +182,10 @@ def _checkpoint_signals(settings: Settings) -> tuple[tuple[int, ...], bool]:
 
 def _log(settings: Settings) -> LogSpec:
     journal_limit = settings["journal_limit"] << 20 if settings["journal"] else 0
-    return LogSpec(**_fields(settings, LogSpec) | {"journal_limit": journal_limit})
+    fields = _fields(settings, LogSpec) | {"journal_limit": journal_limit}
+    if settings["log_line_prefix_template"] and not settings.of("log_prefix").given:
+        fields["prefix"] = settings["log_line_prefix_template"]
+    return LogSpec(**fields)
 
 
 def _warn_of_options_without_effect(work: Assembly) -> None:

@@ -225,8 +225,16 @@ LOGS = (
         values.prefix,
         "TEMPLATE",
         "[{node}:{rank}] ",
-        foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", values.prefix_from_torch),
         field="prefix",
+    ),
+    _torch(
+        "--log-line-prefix-template",
+        "TEMPLATE",
+        None,
+        values.prefix_from_torch,
+        "the same as torchrun writes it, with ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix takes "
+        "precedence",
+        foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", str),
     ),
     _ours(
         "--color",
@@ -727,6 +735,15 @@ _COMMAND = (
     ),
     _switch(
         "--print-config", "print every option with its value and its source, then exit", reach=Reach.FLAG
+    ),
+    _torch(
+        "--print-completion",
+        "bash|zsh|fish|tcsh",
+        None,
+        values.text,
+        "print a script that completes commands in this shell, then exit; the same as `ddp-launch completion`",
+        reach=Reach.FLAG,
+        pet=False,
     ),
     _switch(
         "--version",

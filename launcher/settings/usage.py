@@ -35,7 +35,7 @@ COMMANDS = (
     ("docs", "[PAGE]", "list the pages of the manual, or show one"),
     ("warm", "start|stop|status", "keep warm processes for jobs that start later"),
     ("plan", "", "predict how a script would run on more nodes"),
-    ("completion", "bash|zsh|fish", "print a script for your shell that completes commands"),
+    ("completion", "bash|zsh|fish|tcsh", "print a script for your shell that completes commands"),
 )
 _EXAMPLES = (
     ("ddp-launch train.py --lr 0.1", "one rank per GPU of this machine"),

@@ -162,12 +162,14 @@ def nnodes(value: str) -> tuple[int, int]:
 
 
 def nproc(value: str) -> str:
-    """A positive number, or the name of a device kind that `launcher.machine.devices` counts."""
+    """A positive number, or the name of a device type. `launcher.machine.devices` counts, and asks torch about types
+    that extensions of torch add.
+    """
     form = ("auto, gpu, cpu, xpu or a number of ranks", "2")
     number = parse_int(value)
     if number is None:
         word = value.strip()
-        if word not in ("auto", "gpu", "cpu", "xpu"):
+        if not word.isidentifier():
             raise BadValue("unknown device type", *form)
         return word
     if number < 1:
@@ -312,8 +314,8 @@ def prefix(value: str) -> str:
 
 
 def prefix_from_torch(template: str) -> str:
-    """Convert TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE to our fields. Other text stays as it is."""
-    names = {"role_name": "{role}", "rank": "{rank}", "local_rank": "{local_rank}"}
+    """Convert the template of torchrun's --log-line-prefix-template to our fields. Other text stays as it is."""
+    names = {"role_name": "{role}", "rank": "{rank}", "local_rank": "{local_rank}", "hostname": "{node}"}
 
     def ours(found: re.Match[str]) -> str:
         if found[0] == "$$":

@@ -220,7 +220,7 @@ MISTAKES = [
     (["--nproc-per-node", "xpu", "ok.py"], Code.NO_DEVICES),
     (["doctor", "ok.py"], Code.INVALID_COMMAND_LINE),
     (["warm"], Code.INVALID_COMMAND_LINE),
-    (["completion", "tcsh"], Code.INVALID_COMMAND_LINE),
+    (["completion", "ksh"], Code.INVALID_COMMAND_LINE),
     (["docs", "hang"], Code.MANUAL_PAGE_UNKNOWN),
     (["docs", "hangs", "x"], Code.INVALID_COMMAND_LINE),
 ]

@@ -47,6 +47,12 @@ def refusal(argv: list[str], environ: Mapping[str, str] | None = None, table: An
     return str(raised.value)
 
 
+def test_our_prefix_of_lines_takes_precedence_over_torchruns() -> None:
+    torchs = ["--log-line-prefix-template", "${hostname}:${rank}: "]
+    assert specify([*torchs, "t.py"])[0].log.prefix == "{node}:{rank}: "
+    assert specify([*torchs, "--log-prefix", "{rank} ", "t.py"])[0].log.prefix == "{rank} "
+
+
 # --- the command line --------------------------------------------------------------------------------
 
 
@@ -167,7 +173,12 @@ def test_flag_then_variable_then_file_then_default() -> None:
         ({"PET_SPARES": "3"}, "spares", 0),
         ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, "shutdown_timeout", 7.0),
         ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7", "PET_SHUTDOWN_TIMEOUT": "8"}, "shutdown_timeout", 8.0),
-        ({"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}:"}, "log_prefix", "{rank}:"),
+        (
+            {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${hostname}:${rank}:"},
+            "log_line_prefix_template",
+            "{node}:{rank}:",
+        ),
+        ({"PET_LOG_LINE_PREFIX_TEMPLATE": "$rank {x}"}, "log_line_prefix_template", "{rank} {{x}}"),
     ],
 )
 def test_variables_are_read(environ: dict[str, str], dest: str, value: Any) -> None:
@@ -394,9 +405,9 @@ def test_torchrun_has_every_flag_that_is_marked_as_its_own() -> None:
     assert spec
     assert spec.origin
     source = Path(spec.origin).with_name("distributed").joinpath("run.py").read_text()
-    theirs = sorted({flag for flag in re.findall(r'^        "(--[a-z-]+)",$', source, re.MULTILINE)})
-    ours = sorted(option.flag for option in OPTIONS if option.torchrun and option.flag != "--help")
-    assert ours == theirs
+    theirs = {flag for flag in re.findall(r'^        "(--[a-z-]+)",$', source, re.MULTILINE)}
+    ours = {option.flag for option in OPTIONS if option.torchrun and option.flag != "--help"}
+    assert ours == theirs | {"--log-line-prefix-template", "--print-completion"}  # since torch 2.15
     shorts = sorted(re.findall(r'^        "(-[a-z])",$', source, re.MULTILINE))
     assert shorts == sorted(option.short for option in OPTIONS if option.short and option.flag != "--help")
 

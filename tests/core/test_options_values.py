@@ -81,7 +81,7 @@ def test_a_text_has_its_value(parse: Callable[[str], Any], text: str, value: Any
 
 BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.nnodes, ("", "0", "3:1", "1:", ":2", "1:2:3", "-1", "1.5", "x", "٣", "9" * 5000, "200000")),
-    (values.nproc, ("", "0", "-1", "abc", "1.5", "GPU0", "5000")),
+    (values.nproc, ("", "0", "-1", "1.5", "gpu:0", "2 gpus", "5000")),
     (values.port, ("", "-1", "65536", "http", "٣")),
     (values.host, ("", "a b", "a/b", "ü", "[]", "a..b", "..", "a" * 64)),
     (values.endpoints, ("", "a:1,", ":1", "a:b", "a:70000", "a:0", "::1:5", "a b:1")),

@@ -245,6 +245,34 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+_EXTENSION = """
+import types
+
+def load():
+    import torch
+    torch.utils.rename_privateuse1_backend("fancy")
+    devices = types.ModuleType("fancy")
+    devices.is_available, devices.device_count = lambda: True, lambda: 3
+    torch._register_device_module("fancy", devices)
+"""
+
+
+def test_devices_of_an_extension_are_counted_by_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoDevices, match="no installed extension"):
+        count_ranks("fancy", {})
+    write(tmp_path / "fancy_device.py", _EXTENSION)
+    folder = tmp_path / "fancy_device-1.0.dist-info"
+    write(folder / "METADATA", "Metadata-Version: 2.1\nName: fancy-device\nVersion: 1.0\n")
+    write(folder / "entry_points.txt", "[torch.backends]\nfancy = fancy_device:load\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    environ = {"PYTHONPATH": str(tmp_path)}
+    assert count_ranks("fancy", environ) == 3
+    with pytest.raises(NoDevices, match="no device type 'fanciful'"):
+        count_ranks("fanciful", environ)
+
+
 def test_gpus_are_counted_from_the_drivers(tmp_path: Path) -> None:
     root = str(tmp_path)
     assert count_ranks("auto", {}, root) == usable_cpus(root)

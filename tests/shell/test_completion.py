@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,12 +94,54 @@ def test_zsh_accepts_its_script(name: str, capsys: pytest.CaptureFixture[str]) -
     assert done.stdout.strip() == f"_{name.replace('-', '_')}_completion"
 
 
+@pytest.mark.parametrize(
+    ("name", "typed", "wanted"),
+    [
+        ("ddpctl", "ddpctl to", "ddpctl top"),
+        ("ddpctl", "ddpctl top ll", "ddpctl top llama"),
+        ("ddpctl", "ddpctl top --sort gpu-", "ddpctl top --sort gpu-memory"),
+        ("ddp-launch", "ddp-launch --standal", "ddp-launch --standalone"),
+        ("ddp-launch", "ddp-launch completion fi", "ddp-launch completion fish"),
+    ],
+)
+def test_tcsh_completes(
+    name: str, typed: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("tcsh") is None:
+        pytest.skip("no tcsh")
+    script = tmp_path / "completion.tcsh"
+    script.write_text(script_of(name, "tcsh", capsys) + "\n")
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "vt100", "HOME": str(tmp_path)}
+    shell = subprocess.Popen(
+        ["setsid", "--ctty", "tcsh", "-f"], stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=tmp_path
+    )
+    try:
+        os.write(ours, f"set prompt='ready> '; source {script}; echo so''urced\n".encode())
+        wait_for(ours, "sourced\nready> ")
+        os.write(ours, f"{typed}\t".encode())
+        wait_for(ours, wanted)
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def wait_for(terminal: int, text: str) -> None:
+    seen, deadline = "", time.monotonic() + 60
+    while text not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, seen
+        seen += os.read(terminal, 4096).decode(errors="replace").replace("\r", "")
+
+
 @pytest.mark.parametrize("name", MAINS)
 def test_an_unknown_shell_is_refused_with_the_known_ones(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = MAINS[name](["completion", "tcsh"])
+        code = MAINS[name](["completion", "ksh"])
     except SystemExit as error:  # argparse
         code = error.code  # type: ignore[assignment]
     err = capsys.readouterr().err
