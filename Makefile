@@ -99,18 +99,18 @@ RESULTS ?= gpu-results
 LIBNCCL ?=
 GPU_PYTHON := $(if $(filter file undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 gpu:
-	@$(GPU_PYTHON) tests/gpu/gpu_command.py $(PARTS) --budget "$(or $(BUDGET),1500)" --results "$(or $(RESULTS),gpu-results)" \
+	@$(GPU_PYTHON) bench/gpu/gpu_command.py $(PARTS) --budget "$(or $(BUDGET),1500)" --results "$(or $(RESULTS),gpu-results)" \
 		$(if $(LIBNCCL),--libnccl $(LIBNCCL)) $(if $(AGAIN),--again) $(if $(REHEARSE),--rehearse $(REHEARSE:1=cpu)) $(if $(INSTALLED),--installed)
 
 # What it measured, into docs/performance.md and docs/faults.md.
 gpu-docs:
-	@$(GPU_PYTHON) tests/gpu/gpu_docs.py "$(or $(RESULTS),gpu-results)/gpu.json"
+	@$(GPU_PYTHON) bench/gpu/gpu_docs.py "$(or $(RESULTS),gpu-results)/gpu.json"
 
 # Wheels for a machine without a network, for this release of Python.
 FOR_PYTHON ?= 3.12
 NCCL ?=
 gpu-bundle: install-test
-	@$(BIN)/python tests/gpu/gpu_bundle.py --python $(FOR_PYTHON) $(if $(NCCL),--nccl $(NCCL))
+	@$(BIN)/python bench/gpu/gpu_bundle.py --python $(FOR_PYTHON) $(if $(NCCL),--nccl $(NCCL))
 
 bench: install-bench
 	$(BIN)/python bench/launch.py

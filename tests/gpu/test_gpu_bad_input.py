@@ -20,6 +20,7 @@ from gpu_results import Results, WrongResults
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+COMMAND = ROOT / "bench" / "gpu"
 MACHINE = {"devices": ["a GPU, 80 GiB"], "torch": "2.11", "nccl": "2.28.9", "python": "3.12"}
 FIGURE = {"kind": "figure", "table": "commit", "name": "n", "unit": "s", "values": [1.0], "limit": None}
 
@@ -31,7 +32,7 @@ def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: str) -> None:
 
 
 def test_a_wrong_budget_is_named_on_the_command_line() -> None:
-    command = [sys.executable, str(HERE / "gpu_command.py"), "--list", "--budget=soon"]
+    command = [sys.executable, str(COMMAND / "gpu_command.py"), "--list", "--budget=soon"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "argument --budget: 'soon' is not a number of seconds above 0" in done.stderr
@@ -67,7 +68,7 @@ def test_a_python_that_is_too_old_is_named() -> None:
     for name in ("gpu_command.py", "gpu_docs.py"):
         imports = [
             line
-            for line in (HERE / name).read_text().splitlines()
+            for line in (COMMAND / name).read_text().splitlines()
             if line.startswith(("import gpu_", "from gpu_"))
         ]
         assert imports[0].startswith("import gpu_floor ")

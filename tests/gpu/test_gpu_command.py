@@ -27,12 +27,13 @@ import ddp
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+COMMAND = ROOT / "bench" / "gpu"
 SAMPLE = HERE / "sample.json"  # of a rehearsal
 MACHINE = {"devices": ["a GPU, 80 GiB"], "torch": "2.11", "nccl": "2.28.9", "python": "3.12"}
 
 
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    done = [sys.executable, str(HERE / "gpu_command.py"), *words, "--results", str(folder)]
+    done = [sys.executable, str(COMMAND / "gpu_command.py"), *words, "--results", str(folder)]
     return subprocess.run(done, capture_output=True, text=True, check=False)
 
 
@@ -43,7 +44,7 @@ def test_the_parts_fit_into_their_time() -> None:
     assert sum(part.usual_s for part in PARTS) <= gpu_parts.TOTAL_S
     assert all(part.usual_s < part.limit_s <= 240 for part in PARTS)
     assert len({part.name for part in PARTS}) == len(PARTS)
-    assert all((HERE / part.program).exists() for part in PARTS)
+    assert all((COMMAND / part.program).exists() for part in PARTS)
     kinds = [0 if part in PARTS[:5] else 1 if part.name.startswith("fault-") else 2 for part in PARTS]
     assert kinds == sorted(kinds), "tests, faults, benchmarks, in this order"
 
@@ -102,7 +103,7 @@ def test_make_uses_the_interpreter_that_is_named() -> None:
         command = ["make", "--no-print-directory", "-n", "gpu", *words]
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout
 
-    assert planned("PYTHON=python3", "PARTS=launch").startswith("python3 tests/gpu/gpu_command.py launch ")
+    assert planned("PYTHON=python3", "PARTS=launch").startswith("python3 bench/gpu/gpu_command.py launch ")
     assert planned().startswith((".venv/bin/python ", "python3 "))
 
 
@@ -117,7 +118,7 @@ REPORTS = """
 
 def part_of(folder: Path, source: str, limit_s: float = 60.0) -> Part:
     program = folder / f"part{len(list(folder.glob('part*')))}.py"
-    program.write_text(f"import sys; sys.path.insert(0, {str(HERE)!r})\n" + textwrap.dedent(source))
+    program.write_text(f"import sys; sys.path.insert(0, {str(COMMAND)!r})\n" + textwrap.dedent(source))
     return Part(program.stem, "", str(program), usual_s=0.1, limit_s=limit_s)
 
 
@@ -285,7 +286,10 @@ def test_the_pages_have_a_place_for_it_and_a_rehearsal_does_not_get_there() -> N
         # The cases that `make faults` plays are read from the same page.
         assert fault_table.identities(whole) == fault_table.identities(page.read_text())
     done = subprocess.run(
-        [sys.executable, str(HERE / "gpu_docs.py"), str(SAMPLE)], capture_output=True, text=True, check=False
+        [sys.executable, str(COMMAND / "gpu_docs.py"), str(SAMPLE)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert "is of a rehearsal" in done.stderr

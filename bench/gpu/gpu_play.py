@@ -13,8 +13,8 @@ from pathlib import Path
 import gpu_part
 from gpu_cases import BY_NAME
 
-_TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(_TESTS / folder) for folder in ("shell", "lab", "../bench/faults")]
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(_ROOT / folder) for folder in ("tests/shell", "tests/lab", "bench/faults")]
 
 import fault_table  # noqa: E402
 from fault_play import play  # noqa: E402

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "faults"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
 from fault_case import HANG_TIMEOUT_S, Case, Kind
 

@@ -26,7 +26,7 @@ import time
 from typing import NoReturn
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PROGRAMS = os.path.join(ROOT, "tests", "gpu", "programs")
+PROGRAMS = os.path.join(ROOT, "bench", "gpu", "programs")
 NOT_RUN = 3  # exit code of a part that cannot run here; it has reported why
 
 DEVICE = os.environ.get("GPU_DEVICE", "cuda")

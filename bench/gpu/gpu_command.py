@@ -1,6 +1,6 @@
 """`make gpu`: tests, faults and benchmarks on the GPU of this machine, with the torch that is installed there.
 
-    python3 tests/gpu/gpu_command.py [PART ...] [--budget SECONDS] [--results FOLDER] [--libnccl FILE]
+    python3 bench/gpu/gpu_command.py [PART ...] [--budget SECONDS] [--results FOLDER] [--libnccl FILE]
                                      [--again] [--rehearse cpu|emu] [--installed] [--list]
 
 Each part is a process of its own with a time limit. After each part its figures are written to FOLDER/gpu.json, and its
