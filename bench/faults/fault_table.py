@@ -1,13 +1,16 @@
-"""Reads and writes the table of fault cases in docs/faults.md.
+"""Keeps the results of the fault suite in results.json, and writes docs/faults.md from them.
 
-A row has cells of the play with restarts, and cells of the play in place. A run replaces the cells of what it played.
+A case has a play with restarts, and most have one in place. A run replaces the results of what it played. The page has
+a row for each fault, and the times of each kind of fault together; results.json has those of each case.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fault_case import HANG_TIMEOUT_S, Case, Kind
 
@@ -16,7 +19,12 @@ if TYPE_CHECKING:
 
     from fault_play import Played
 
+    Result = dict[str, Any]  # what came of one play
+    Results = dict[str, dict[str, Result]]  # by case, then by way of recovery
+
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+FILE = Path(__file__).with_name("results.json")
+RESTART, IN_PLACE = "restart", "in place"
 _BEGIN, _END = "<!-- faults:begin -->\n", "<!-- faults:end -->"
 _TITLES = {
     Kind.DEATH: "A rank dies",
@@ -25,113 +33,49 @@ _TITLES = {
     Kind.NCCL: "NCCL",
     Kind.INNOCENT: "No failure: the launcher must not act",
 }
-_HEAD = (
-    "| case | setting | fault | verdict | correct | first collective | first step "
-    "| in place: correct | processes kept | first step |\n"
-    "|---|---|---|---|---|---:|---:|---|---|---:|"
-)
-_VERDICT_CHARS = 320
-_CELLS, _OF_RESTART, _IN_PLACE = 10, slice(3, 7), slice(7, 10)
-_ROW = re.compile(
-    r"^\| `" + r" \| ".join([r"([^`|]+)`", *[r"([^|]*)"] * (_CELLS - 1)]) + r" \|$", re.MULTILINE
-)
+_HEAD = "| cases | fault | verdict |\n|---|---|---|"
+_VERDICT_CHARS = 130
 _YES, _NO, _WRONGED, _SKIPPED = "yes", "no", "no: wrong rank", "skipped"
-_LATE = " (late)"
 
 
-def identity(case: Case) -> tuple[str, str, str]:
-    """The cells of a row that do not depend on a run."""
-    return case.name, case.where, case.injected
+# --- what was found --------------------------------------------------------------------------------
 
 
-def identities(page: str) -> list[tuple[str, str, str]]:
-    return [(match[1], match[2], match[3]) for match in _ROW.finditer(page)]
-
-
-def in_order(cases: Iterable[Case]) -> list[Case]:
-    order = list(_TITLES)
-    return sorted(cases, key=lambda case: order.index(case.kind))
+def load() -> tuple[Results, str]:
+    """The results of each case, and the machine."""
+    kept = json.loads(FILE.read_text())
+    return kept["cases"], kept["machine"]
 
 
 def write(found: Sequence[Played], cases: Sequence[Case], machine: str) -> None:
-    page = PAGE.read_text()
-    known = {match[1]: match[0] for match in _ROW.finditer(page)}
-    before, _, rest = page.partition(_BEGIN)
-    after = rest.partition(_END)[2]
-    table = _table({_name(line): line for line in rows(found, known.values())}, cases)
-    PAGE.write_text(f"{before}{_BEGIN}{table}\n\nMachine: {machine}.\n{_END}{after}")
+    results = results_of(found, load()[0])
+    known = {case.name: results[case.name] for case in in_order(cases) if case.name in results}
+    lines = [f"  {json.dumps(name)}: {json.dumps(ways)}" for name, ways in known.items()]
+    cases_text = "{\n" + ",\n".join(lines) + "\n }"
+    FILE.write_text(f'{{"machine": {json.dumps(machine)},\n "cases": {cases_text}}}\n')
+    PAGE.write_text(with_table(PAGE.read_text(), known, machine, cases))
 
 
-def _table(rows: Mapping[str, str], cases: Sequence[Case]) -> str:
-    known = [case for case in in_order(cases) if case.name in rows]
-    blocks = [summary(rows[case.name] for case in known)]
-    for kind, title in _TITLES.items():
-        of_kind = [rows[case.name] for case in known if case.kind is kind]
-        if of_kind:
-            blocks.append("\n".join([f"## {title}\n", _HEAD, *of_kind]))
-    return "\n\n".join(blocks)
-
-
-def summary(rows: Iterable[str]) -> str:
-    cells = [match for line in rows if (match := _ROW.match(line)) and match[5] != _SKIPPED]
-    return f"{_of_restarts(cells)} {_in_place(cells)} Hang timeout: {HANG_TIMEOUT_S:g} s."
-
-
-def _of_restarts(cells: Sequence[re.Match[str]]) -> str:
-    played = [match for match in cells if match[5]]
-    right = sum(match[5] == _YES for match in played)
-    wronged = sum(match[5] == _WRONGED for match in played)
-    late = sum(match[6].endswith(_LATE) for match in played)
-    return (
-        f"{len(played)} cases: {right} correct verdicts ({100 * right / max(1, len(played)):.1f} %), "
-        f"{wronged} wrong ranks named with certainty, {late} recoveries over the time limit."
-    )
-
-
-def _in_place(cells: Sequence[re.Match[str]]) -> str:
-    played = [match for match in cells if match[8] not in ("", _SKIPPED)]
-    right = sum(match[8] == _YES for match in played)
-    kept = [tuple(map(int, match[9].split(" of "))) for match in played if match[9]]
-    whole = sum(one == of for one, of in kept)
-    return (
-        f"In place: {len(played)} cases, {right} correct verdicts, {sum(match[8] == _WRONGED for match in played)} "
-        f"wrong ranks named with certainty; all survivors kept their processes in {whole} cases."
-    )
-
-
-def rows(found: Iterable[Played], older: Iterable[str] = ()) -> list[str]:
-    """One for each case."""
-    rows = {_name(line): line for line in older}
+def results_of(found: Iterable[Played], older: Results | None = None) -> Results:
+    results = {name: dict(ways) for name, ways in (older or {}).items()}
     for played in found:
-        rows[played.case.name] = _row(played, rows.get(played.case.name))
-    return list(rows.values())
+        way = IN_PLACE if played.in_place else RESTART
+        results.setdefault(played.case.name, {})[way] = _result(played)
+    return results
 
 
-def _name(line: str) -> str:
-    match = _ROW.match(line)
-    assert match is not None, line
-    return match[1]
-
-
-def _row(played: Played, older: str | None) -> str:
-    match = _ROW.match(older) if older is not None else None
-    cells = [""] * _CELLS if match is None else [f"`{match[1]}`", *match.groups()[1:]]
-    cells[:3] = f"`{played.case.name}`", played.case.where, played.case.injected
+def _result(played: Played) -> Result:
+    result = {"verdict": what_was_said(played), "correct": judged(played), "first_step_s": played.step_s}
     if played.in_place:
-        kept, of = len(played.kept & played.case.survivors), len(played.case.survivors)
-        cells[_IN_PLACE] = judged(played), "" if played.skipped else f"{kept} of {of}", _s(played.step_s)
-        cells[3] = cells[3] or what_was_said(played)
-    else:
-        met = _s(played.took_s) + (_LATE if played.is_right and not played.is_in_time else "")
-        cells[_OF_RESTART] = what_was_said(played), judged(played), met, _s(played.step_s)
-    return f"| {' | '.join(cells)} |"
+        return result | {"kept": len(played.kept & played.case.survivors), "of": len(played.case.survivors)}
+    late = played.is_right and not played.is_in_time
+    return result | {"first_collective_s": played.took_s, "late": late}
 
 
 def what_was_said(played: Played) -> str:
-    """For a cell of a table."""
+    """In one line, as a cell of a table may have it."""
     said = played.skipped or played.problem or str(played.verdict or "none")
-    said = " ".join(said.replace("|", "/").split())
-    return said if len(said) <= _VERDICT_CHARS else said[: _VERDICT_CHARS - 4].rpartition(" ")[0] + " ..."
+    return " ".join(said.replace("|", "/").split())
 
 
 def judged(played: Played) -> str:
@@ -142,5 +86,91 @@ def judged(played: Played) -> str:
     return _WRONGED if played.blames_an_innocent else _NO
 
 
-def _s(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.2f} s"
+# --- the page --------------------------------------------------------------------------------------
+
+
+def in_order(cases: Iterable[Case]) -> list[Case]:
+    order = list(_TITLES)
+    return sorted(cases, key=lambda case: order.index(case.kind))
+
+
+def names(page: str) -> list[str]:
+    """The cases that the page shows."""
+    table = page.partition(_BEGIN)[2].partition(_END)[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def with_table(page: str, results: Results, machine: str, cases: Sequence[Case]) -> str:
+    before, _, rest = page.partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    blocks = [summary(results)]
+    for kind, title in _TITLES.items():
+        of_kind = [case for case in cases if case.kind is kind and case.name in results]
+        if of_kind:
+            played = {case.name: results[case.name] for case in of_kind}
+            blocks.append(f"## {title}\n\n{_times(played)}\n\n{_rows(of_kind, results)}")
+    table = "\n\n".join(blocks)
+    return f"{before}{_BEGIN}{table}\n\nMachine: {machine}.\n{_END}{after}"
+
+
+def _rows(cases: Sequence[Case], results: Results) -> str:
+    """A row for each fault: that of several settings is one, with the verdict of the first, if all are correct."""
+    rows: list[list[Case]] = []
+    for case in cases:
+        before = rows[-1] if rows else []
+        same = bool(before) and case.injected in ("the same", before[0].injected)
+        if same and not any(_wrong(results[each.name]) for each in (case, *before)):
+            before.append(case)
+        else:
+            rows.append([case])
+    cells = [(", ".join(f"`{each.name}`" for each in row), row[0]) for row in rows]
+    return "\n".join(
+        [_HEAD, *(f"| {names} | {case.injected} | {_shown(results[case.name])} |" for names, case in cells)]
+    )
+
+
+def _shown(ways: Mapping[str, Result]) -> str:
+    played = ways.get(RESTART) or ways[IN_PLACE]
+    said = str(played["verdict"])
+    if len(said) > _VERDICT_CHARS:
+        said = said[: _VERDICT_CHARS - 4].rpartition(" ")[0] + " ..."
+    return f"{said} ({'; '.join(_wrong(ways))})" if _wrong(ways) else said
+
+
+def _wrong(ways: Mapping[str, Result]) -> list[str]:
+    return [
+        f"{way}: {each['correct']}" for way, each in ways.items() if each["correct"] not in (_YES, _SKIPPED)
+    ]
+
+
+def _times(results: Results) -> str:
+    ways = [(RESTART, "first_collective_s"), (RESTART, "first_step_s"), (IN_PLACE, "first_step_s")]
+    titles = ("first collective after a restart", "first step", "first step in place")
+    parts = []
+    for (way, key), title in zip(ways, titles, strict=True):
+        times = [each[way][key] for each in results.values() if way in each and each[way][key] is not None]
+        if times:
+            parts.append(f"{title} {statistics.median(times):.2f} s ({max(times):.2f} s)")
+    return (
+        f"{len(results)} cases. Median (longest): {', '.join(parts)}." if parts else f"{len(results)} cases."
+    )
+
+
+def summary(results: Results) -> str:
+    restarts = [ways[RESTART] for ways in results.values() if RESTART in ways]
+    in_place = [ways[IN_PLACE] for ways in results.values() if IN_PLACE in ways]
+    played = [each for each in in_place if each["correct"] != _SKIPPED]
+    late = sum(each["late"] for each in restarts)
+    whole = sum(each["kept"] == each["of"] for each in played)
+    return (
+        f"{_verdicts(restarts)}, {late} recoveries over the time limit. In place: {_verdicts(in_place)}; all survivors "
+        f"kept their processes in {whole} cases. Hang timeout: {HANG_TIMEOUT_S:g} s."
+    )
+
+
+def _verdicts(plays: Sequence[Result]) -> str:
+    played = [each for each in plays if each["correct"] != _SKIPPED]
+    right = sum(each["correct"] == _YES for each in played)
+    wronged = sum(each["correct"] == _WRONGED for each in played)
+    return f"{len(played)} cases, {right} correct verdicts, {wronged} wrong ranks named with certainty"

@@ -78,7 +78,7 @@ def main() -> None:
             found.append(played)
             if asked.write_docs:
                 fault_table.write([played], CASES, machine())
-    print(fault_table.summary(fault_table.rows(found)))
+    print(fault_table.summary(fault_table.results_of(found)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import TYPE_CHECKING
 
@@ -73,11 +74,25 @@ def test_all_verdicts_together(plays: Plays) -> None:
         pytest.skip("no case was chosen")
     assert not [str(found) for found in played if found.blames_an_innocent]
     assert sum(found.is_right for found in played) >= _RIGHT_SHARE * len(played), fault_table.summary(
-        fault_table.rows(played)
+        fault_table.results_of(played)
     )
 
 
-def test_the_page_shows_these_cases() -> None:
+def test_the_page_shows_the_results_of_these_cases() -> None:
     """Made by `make faults`; the times in it are those of the machine on which it was made."""
-    shown = fault_table.identities(fault_table.PAGE.read_text())
-    assert shown == [fault_table.identity(case) for case in fault_table.in_order(CASES)]
+    results, machine = fault_table.load()
+    page = fault_table.PAGE.read_text()
+    assert fault_table.with_table(page, results, machine, CASES) == page
+    assert list(results) == [case.name for case in fault_table.in_order(CASES)]
+    assert sorted(fault_table.names(page)) == sorted(results)
+
+
+def test_a_wrong_verdict_has_a_row_of_its_own() -> None:
+    results = copy.deepcopy(fault_table.load()[0])
+    results["exception-ours"]["in place"]["correct"] = "no: wrong rank"
+    page = fault_table.with_table(fault_table.PAGE.read_text(), results, "a PC", CASES)
+    assert (
+        "| `exception-ours` | the same | rank 1 on vm: ValueError: the batch is bad (in place: no: wrong rank) |"
+        in page
+    )
+    assert "1 wrong ranks named with certainty" in page

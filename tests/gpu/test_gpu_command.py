@@ -284,7 +284,7 @@ def test_the_pages_have_a_place_for_it_and_a_rehearsal_does_not_get_there() -> N
         assert "a rehearsal on CPUs" not in page.read_text()
         assert gpu_docs.replaced(whole, name, "other text").count("a rehearsal on CPUs") == 0
         # The cases that `make faults` plays are read from the same page.
-        assert fault_table.identities(whole) == fault_table.identities(page.read_text())
+        assert fault_table.names(whole) == fault_table.names(page.read_text())
     done = subprocess.run(
         [sys.executable, str(COMMAND / "gpu_docs.py"), str(SAMPLE)],
         capture_output=True,
