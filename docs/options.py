@@ -14,7 +14,8 @@ shows the same texts.
 You can set an option in three ways:
 
 - with a flag: `--max-restarts 5/1h`
-- with a variable: `DDP_LAUNCH_MAX_RESTARTS=5/1h`
+- with a variable, `DDP_LAUNCH_` and the long flag in capitals: `DDP_LAUNCH_MAX_RESTARTS=5/1h`. Options marked T are
+  torchrun's, and also read its variable: `PET_MAX_RESTARTS`
 - in the TOML file of `--config`: `max-restarts = "5/1h"`. The key is the long flag without the leading dashes. The keys
   `script` and `args` set the script and its arguments.
 
@@ -28,9 +29,9 @@ TIME is a number of seconds or has a unit: `500ms`, `30s`, `5m`, `1h`.
 
 
 def table(options: tuple[Option, ...]) -> str:
-    rows = ["| option | default | variables | |", "|---|---|---|---|"]
+    rows = ["| option | default | T | |", "|---|---|---|---|"]
     for option in options:
-        cells = (_names(option), _default(option), _variables(option), _about(option))
+        cells = (_names(option), _default(option), "T" if _is_of_torchrun(option) else "", _about(option))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
@@ -46,16 +47,19 @@ def _default(option: Option) -> str:
     return "" if option.default is None else f"`{option.default}`"
 
 
-def _variables(option: Option) -> str:
-    names = list(option.variables)
-    if option.foreign:
-        names.append(option.foreign[0])
-    text = ", ".join(f"`{name}`" for name in names)
-    return text + ("; not in a file" if option.reach is Reach.ENVIRONMENT else "")
+def _is_of_torchrun(option: Option) -> bool:
+    return any(name.startswith("PET_") for name in option.variables)
 
 
 def _about(option: Option) -> str:
-    return f"{option.help}; no effect: {option.without_effect}" if option.without_effect else option.help
+    notes = [option.help]
+    if option.without_effect:
+        notes.append(f"no effect: {option.without_effect}")
+    if option.foreign:
+        notes.append(f"also `{option.foreign[0]}`")
+    if option.reach is Reach.ENVIRONMENT:
+        notes.append("not in a file")
+    return "; ".join(notes)
 
 
 def page() -> str:

@@ -35,12 +35,9 @@ def contents() -> str:
 
 def _for_terminals(section: str) -> str:
     section = re.sub(r"\[[\w-]+\]\(([\w-]+)\.md\)", r"ddp-launch docs \1", section)
-    section = re.sub(r"\n```\n(.*)\n```\n", r"  \1\n", section)
     section = re.sub(r"^(Why it happens|What to do):\n", r"\1:", section, flags=re.MULTILINE)
     return "\n".join(map(_filled, section.rstrip("\n").split("\n")))
 
 
 def _filled(line: str) -> str:
-    if line.startswith("  "):  # a message is printed as it is
-        return line
     return fill(line, _WIDTH, subsequent_indent="  " if line.startswith("- ") else "")

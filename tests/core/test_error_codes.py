@@ -39,14 +39,11 @@ def test_each_code_has_one_section_with_all_its_parts() -> None:
     for code in Code:
         text = explain.explanation(code)
         assert text is not None
-        parts = (
-            r"(.+\.)\n\nWhy it happens:\n- .+\n\nWhat to do:\n- .+\n\nExample:\n  .+ \[(.*)\](\n\nMore: .*)?"
-        )
-        found = re.fullmatch(rf"{code}: .*\n\n{parts}", text, re.DOTALL)
+        parts = r"(.+\.)\n\nWhy it happens:\n- .+?\n\nWhat to do:\n- .+?(\n\nMore: .*)?"
+        found = re.fullmatch(rf"{code}: .*?\n\n{parts}", text, re.DOTALL)
         assert found, text
-        assert found[2] == code
         assert text.isascii()
-        page = (found[3] or "").removeprefix("\n\nMore: ddp-launch docs ")
+        page = (found[2] or "").removeprefix("\n\nMore: ddp-launch docs ")
         assert page == "" or (ROOT / "docs" / f"{page}.md").exists(), page
 
 

@@ -108,6 +108,10 @@ def test_options_page_is_made_from_the_table():
     assert (ROOT / "docs" / "options.md").read_text() == made, "run `make options`"
     for option in OPTIONS:
         assert all(f"`{spelling}`" in made for spelling in option.spellings)
+        rule = f"DDP_LAUNCH_{option.spellings[0].lstrip('-').replace('-', '_').upper()}"
+        assert option.variables in ((), (rule,), (rule, rule.replace("DDP_LAUNCH", "PET"))), (
+            "as the page says"
+        )
 
 
 def test_exit_codes_are_those_of_the_command():
