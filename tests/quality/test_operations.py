@@ -1,72 +1,44 @@
-"""docs/operations.md promises what the lab's scenarios show, and leaves none of them out."""
+"""docs/operations.md: each row names the transcript or the test that plays it, and none of those is left out."""
 
 from __future__ import annotations
 
-import ast
 import re
 
 from tidy import ROOT
 
-SCENARIOS = [
-    *sorted((ROOT / "tests" / "lab").glob("test_*_scenarios.py")),
-    ROOT / "tests/lab/test_random_faults.py",
-]
-# What happens there is up to the kernel and the network, or to chance (tests/sim/test_sim.py).
-NOT_BY_RULES = {
-    "test_a_slow_and_lossy_network",
-    "test_a_network_of_ipv6_alone",
-    "test_faults_in_a_row",
-    "test_a_node_of_a_job_that_has_trained_regularly_is_missed_before_its_lease_ends",
-}
-# Its rows take what matters to an operator out of many.
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+LAB = ROOT / "tests" / "lab" / "test_lab_scenarios.py"
+# The page takes what matters to an operator out of many.
 ONE_COMMAND = [ROOT / "tests/lab/test_over_ssh.py", ROOT / "tests/shell/test_fleet.py"]
 
 
-def scenarios(source: str) -> set[str]:
-    """Tests that run a job in the lab."""
-    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-    tests = (each for each in functions if each.name.startswith("test_"))
-    return {each.name for each in tests if any(argument.arg == "lab" for argument in each.args.args)}
+def rows(page: str) -> list[list[str]]:
+    tables = [part for part in page.split("\n\n") if re.match(r"\| what (fails|changes)", part)]
+    return [row.strip("| ").split(" | ") for table in tables for row in table.splitlines()[2:]]
 
 
-def promised(page: str) -> list[str]:
-    """The last cell of each row of the page's tables."""
-    return re.findall(r"^\|.*\| `(test_\w+)` \|$", page, re.MULTILINE)
+def named(page: str) -> list[str]:
+    return [name for row in rows(page) for name in re.findall(r"`([\w-]+)`", row[-1])]
 
 
-def test_every_row_has_its_scenario_and_every_scenario_its_row() -> None:
-    named = promised((ROOT / "docs" / "operations.md").read_text())
-    assert len(named) == len(set(named)) > 10
-    due = set().union(*(scenarios(path.read_text()) for path in SCENARIOS))
-    more = set(
-        re.findall(r"^def (test_\w+)", "".join(path.read_text() for path in ONE_COMMAND), re.MULTILINE)
-    )
-    assert due <= set(named) <= due | more
-
-
-def test_every_row_that_rules_decide_has_a_transcript() -> None:
-    texts = (path.read_text() for path in (ROOT / "tests" / "scenarios").glob("*.txt"))
-    told = {
-        name
-        for text in texts
-        for name in re.findall(r"^# docs/operations.md: (test_\w+)$", text, re.MULTILINE)
-    }
-    due = set().union(*(scenarios(path.read_text()) for path in SCENARIOS)) - NOT_BY_RULES
-    assert told == due
-
-
-def test_every_row_says_what_happens() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
-    rows = [
-        row for table in page.split("\n\n") if table.startswith("| what") for row in table.splitlines()[2:]
-    ]
-    assert len(rows) == len(promised(page))
-    for row in rows:
-        what, happens, _test = row.strip("| ").split(" | ")
+def test_every_row_says_what_happens_and_names_what_plays_it() -> None:
+    for what, happens, last in rows(PAGE):
         assert len(what) > 5
         assert len(happens) > 20
+        assert re.fullmatch(r"`[\w-]+`(, `[\w-]+`)?", last), last
+
+
+def test_every_transcript_and_every_test_has_its_row() -> None:
+    texts = {path.stem: path.read_text() for path in (ROOT / "tests" / "scenarios").glob("*.txt")}
+    due = {name for name, text in texts.items() if "\n# docs/operations.md\n" in text}
+    due |= set(re.findall(r"^def (test_\w+)\(\s*lab: Build", LAB.read_text(), re.MULTILINE))
+    more = {each for path in ONE_COMMAND for each in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
+    found = named(PAGE)
+    assert len(found) == len(set(found)) > 10
+    assert due <= set(found) <= due | more
 
 
 def test_the_checks_can_fail() -> None:
-    assert scenarios("def test_a(lab): pass\ndef test_b(): pass\ndef c(lab): pass") == {"test_a"}
-    assert promised("| a rank raises | it restarts | `test_a` |\n| another | nobody knows |") == ["test_a"]
+    head = "| what fails | what happens | played by |\n|---|---|---|\n"
+    page = f"# a\n\n{head}| a rank | it restarts | `a-b`, `test_a` |\n"
+    assert named(page) == ["a-b", "test_a"]
