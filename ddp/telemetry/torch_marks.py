@@ -480,13 +480,17 @@ def _marking_begin(page: Page, observer: Observer, pre: Callable[..., Any]) -> C
         has_gradients = is_grad_enabled()
         page.evaluates(not has_gradients)
         waits.forward(module, has_gradients)
-        page.mark(FORWARD)
+        # torch's C++ code exchanges buffers here, and once the order of the buckets. No other mark shows these waits.
+        page.mark(COMMUNICATE if has_gradients else FORWARD)
 
     @functools.wraps(pre)
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
-            observer.run(begin, self)
-        return pre(self, *inputs, **kwargs)
+        if is_compiling():
+            return pre(self, *inputs, **kwargs)
+        observer.run(begin, self)
+        prepared = pre(self, *inputs, **kwargs)
+        observer.run(page.mark, FORWARD)
+        return prepared
 
     return _pre_forward
 

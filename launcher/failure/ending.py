@@ -11,6 +11,7 @@ import json
 import os
 import select
 import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,8 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time
     from launcher.failure import story
 
     if time_words:
-        _say(f"ddp-launch: {time_words}")
+        text = f"ddp-launch: {time_words}"
+        _say(textwrap.fill(text, _width(), subsequent_indent="  ") if os.isatty(2) else text)
     if finish.outcome is None:
         reason = with_code(finish.reason, finish.code) if finish.code else finish.reason
         said = "\n".join(map(printable, reason.split("\n")))

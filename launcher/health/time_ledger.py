@@ -11,12 +11,15 @@ started, whatever the page says.
 
 When ranks are stopped after a failure, the phase in which they were is not progress any more: they waited for the rank
 that failed, or hung. Its time counts as `detect`. Other stops take nothing back.
+
+A part of a step that lasts for much longer than a step is no progress either (`_stalled_s`): the rest is `waiting`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,7 +28,7 @@ from rendezvous.values.rank_time import CLASSES, TimeSpent
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rendezvous.values.rank_view import RankView
 
@@ -63,6 +66,9 @@ class Ledger:
     has_run: bool = False  # a process has run here before this stage, so time until a step is lost
     # What the page of a process showed when it continued after a pause: the time of an earlier stage.
     base: tuple[tuple[RankPhase, float], ...] = ()
+    stalls: tuple[
+        tuple[RankPhase, float], ...
+    ] = ()  # of this stage: time without progress. The last one may go on
     hidden: float = 0.0  # communication behind computation: of the processes before
     hidden_base: float = 0.0
 
@@ -75,6 +81,17 @@ class Ledger:
         if self.stage is not Stage.RUNNING or view is None:
             return self.hidden
         return self.hidden + max(0.0, view.totals.hidden_s - self.hidden_base)
+
+    def looked(self, view: RankView | None) -> Ledger:
+        """Note how long the rank has made no progress."""
+        if self.stage is not Stage.RUNNING or view is None or not _stalled_s(view):
+            return self
+        return replace(self, stalls=(*self._past_stalls(view), (view.phase, _stalled_s(view))))
+
+    def _past_stalls(self, view: RankView) -> tuple[tuple[RankPhase, float], ...]:
+        """Without the last one, if it goes on in this view."""
+        phase, seconds = self.stalls[-1] if self.stalls else (None, 0.0)
+        return self.stalls[:-1] if phase is view.phase and seconds <= _stalled_s(view) else self.stalls
 
     def moved(self, stage: Stage, now: float, view: RankView | None) -> Ledger:
         """Enter the next stage. The view is of the same moment, and matters only if a process runs."""
@@ -90,9 +107,10 @@ class Ledger:
 
     def failed(self, now: float, view: RankView | None) -> Ledger:
         """Ranks are stopped because of a failure."""
-        before = self.moved(Stage.STOPPING, now, view)
         if self.stage is not Stage.RUNNING or view is None or not view.known:
-            return before
+            return self.moved(Stage.STOPPING, now, view)
+        over = replace(self, stalls=self._past_stalls(view))
+        before = over.moved(Stage.STOPPING, now, replace(view, mean_step_s=inf))
         return replace(before, closed=_without_progress(before.closed, self.closed, view))
 
     def _open(self, now: float, view: RankView | None) -> TimeSpent:
@@ -109,11 +127,16 @@ class Ledger:
             case Stage.STOPPING:
                 return TimeSpent().plus("stop", wall)
             case Stage.RUNNING:
-                return of_page(view, wall, "init" if self.has_run else "start", dict(self.base))
+                stalls = self.looked(view).stalls
+                return of_page(view, wall, "init" if self.has_run else "start", dict(self.base), stalls)
 
 
 def of_page(
-    view: RankView | None, wall: float, start: str, base: Mapping[RankPhase, float] = MappingProxyType({})
+    view: RankView | None,
+    wall: float,
+    start: str,
+    base: Mapping[RankPhase, float] = MappingProxyType({}),
+    stalls: Sequence[tuple[RankPhase, float]] = (),
 ) -> TimeSpent:
     """Divide the time for which a process has run. `start`: the class of the time until its first step."""
     if view is None or not view.known:
@@ -126,11 +149,27 @@ def of_page(
         again = seconds if view.totals.repeats else min(seconds, again_in_all)
         if phase not in _REPEATABLE:
             again = 0.0
+        stalled = min(seconds - again, sum(each_s for each, each_s in stalls if each is phase))
         name = _CLASS_OF_PHASE[phase]
-        spent[start if name == "start" else name] += seconds - again
+        spent[start if name == "start" else name] += seconds - again - stalled
+        spent["waiting"] += stalled
         spent["redo"] += again
     spent[start] += wall - sum(spent.values())
     return _without_negative(spent, start)
+
+
+_IN_STEPS = (RankPhase.FORWARD, RankPhase.BACKWARD, RankPhase.COMMUNICATE, RankPhase.OPTIMIZER)
+_STARTS, _STALL_S, _STALL_STEPS = RankPhase.STARTING, 10.0, 5.0
+
+
+def _stalled_s(view: RankView) -> float:
+    """How long the current part of a step lasts beyond ten seconds and the time of five steps."""
+    if view.phase not in _IN_STEPS or not view.step:
+        return 0.0
+    first_s = (
+        view.totals.open_s - (view.totals.first_step_s or 0.0) - dict(view.phase_times).get(_STARTS, 0.0)
+    )
+    return max(0.0, view.phase_s - max(_STALL_S, _STALL_STEPS * (view.mean_step_s or first_s)))
 
 
 def _without_negative(spent: dict[str, float], start: str) -> TimeSpent:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 5.0
 _AFTER_THE_END_S = 1.0  # ranks of other nodes still run; nothing has to be read for this
+_SHORTEST_S = 30.0  # of a job with a line about its time: a shorter one is mostly its start
 _HERE = "here"  # the only node that is known here
 _LAST_REPORT_BEFORE = (AgentStopped, RanksFinished, AgentLeft)
 
@@ -160,7 +161,7 @@ class TimeWatch:
 
     def _rank_time(self, local_rank: int, first: int) -> RankTime:
         view = self._pages.view(local_rank)
-        ledger = self._ledgers[local_rank]
+        ledger = self._ledgers[local_rank] = self._ledgers[local_rank].looked(view)
         spent, hidden = ledger.so_far(time.monotonic(), view), ledger.hidden_so_far(view)
         if view is None or not view.known:
             return RankTime(first + local_rank, spent, hidden=hidden)
@@ -175,7 +176,8 @@ class TimeWatch:
         mine = self._state.assignment if self._state is not None else None
         if job is None or mine is None or (outcome is not None and mine.node_rank != 0):
             return ""
-        return in_words(job) if job.spent.training > 0 else ""
+        is_worth_a_line = job.spent.training > 0 and job.spent.total >= _SHORTEST_S * job.ranks
+        return in_words(job) if is_worth_a_line else ""
 
     def _node_time(self) -> JobTime | None:
         """None if no rank of this node has shown what it does."""

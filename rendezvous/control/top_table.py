@@ -101,17 +101,15 @@ def own_s(row: Row) -> float:
     return row.standing.own_s if row.standing is not None else 0.0
 
 
-def _number(value: float | None) -> float:
-    return -1.0 if value is None else value
-
-
 _COLUMNS: Mapping[str, _Column] = {
     "rank": _Column("RANK", lambda row: row.seen.rank, lambda row: str(row.seen.rank)),
     "node": _Column("NODE", lambda row: row.node, lambda row: row.node, is_left=True, keep=3),
     "phase": _Column(
         "PHASE", lambda row: phase_text(row.seen), lambda row: phase_text(row.seen), is_left=True
     ),
-    "step": _Column("STEP", lambda row: row.seen.step, lambda row: _step(row.seen)),
+    "step": _Column(
+        "STEP", lambda row: row.seen.step, lambda row: str(row.seen.step) if row.seen.known else _NO_NUMBER
+    ),
     "time": _Column(
         "OWN TIME", own_s, lambda row: short_duration(own_s(row)) if row.standing else _NO_NUMBER
     ),
@@ -121,14 +119,21 @@ _COLUMNS: Mapping[str, _Column] = {
         lambda row: f"{row.standing.ratio:.2f}x" if row.standing else _NO_NUMBER,
         keep=7,
     ),
-    "comm": _Column("COMM", lambda row: _number(row.share), lambda row: percent(row.share), least=4),
+    "comm": _Column(
+        "COMM", lambda row: -1.0 if row.share is None else row.share, lambda row: percent(row.share), least=4
+    ),
     "memory": _Column("MEM", lambda row: row.seen.memory, lambda row: size(row.seen.memory), keep=6),
     "gpu": _Column("GPU", lambda row: _gpu_use(row), lambda row: _gpu_text(row), keep=5),
     "gpu-memory": _Column("GMEM", lambda row: _gpu_memory(row), lambda row: size(_gpu_memory(row)), keep=4),
     "restarts": _Column(
         "RST", lambda row: row.seen.starts, lambda row: str(max(0, row.seen.starts - 1)), keep=8
     ),
-    "quiet": _Column("QUIET", lambda row: row.seen.quiet_s, lambda row: _quiet(row.seen), keep=2),
+    "quiet": _Column(
+        "QUIET",
+        lambda row: row.seen.quiet_s,
+        lambda row: _quiet(row),
+        keep=2,
+    ),
 }
 COLUMNS = tuple(_COLUMNS)
 _GPU_COLUMNS = ("gpu", "gpu-memory")
@@ -211,12 +216,8 @@ def phase_text(seen: RankSeen) -> str:
     return _SHORT.get(seen.phase, str(seen.phase)) if seen.known else "runs"
 
 
-def _step(seen: RankSeen) -> str:
-    return str(seen.step) if seen.known else _NO_NUMBER
-
-
-def _quiet(seen: RankSeen) -> str:
-    return short_duration(seen.quiet_s) if seen.known and seen.alive else _NO_NUMBER
+def _quiet(row: Row) -> str:
+    return short_duration(row.seen.quiet_s) if row.seen.known and row.seen.alive else _NO_NUMBER
 
 
 def _gpu_use(row: Row) -> float:

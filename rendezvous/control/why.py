@@ -15,7 +15,7 @@ from rendezvous.codec import decode
 from rendezvous.control.ctl_text import cause_dict, printable_lines
 from rendezvous.control.formats import as_dict, is_for_programs, show
 from rendezvous.control.service import BadArgument, NoSuchJob, job_named
-from rendezvous.control.why_text import Event, NotAStory, Story, slowest, story_in, story_text, with_journal
+from rendezvous.control.why_text import NotAStory, Story, slowest, story_in, story_text, with_journal
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import RestartTimes
@@ -36,15 +36,14 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
     job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
     story = await story_of(service, name, job, arguments.generation)
     if story is None:
-        show(
-            f"job {name}: nothing has failed" if not is_for_programs(arguments.output) else {},
-            arguments.output,
-        )
+        show({} if is_for_programs(arguments.output) else f"job {name}: nothing has failed", arguments.output)
         return 0
-    if is_for_programs(arguments.output):
-        show(story_as_dict(story, job), arguments.output)
-    else:
-        show(printable_lines(story_text(story, _width())), arguments.output)
+    return _tell(story, story_as_dict(story, job), arguments.output)
+
+
+def _tell(story: Story, as_json: Any, output: str) -> int:
+    width = shutil.get_terminal_size((100, 24)).columns
+    show(as_json if is_for_programs(output) else printable_lines(story_text(story, width)), output)
     return 0
 
 
@@ -61,15 +60,7 @@ def _tell_file(arguments: argparse.Namespace) -> int:
         raise BadArgument(f"--file: cannot read {path}: {error.strerror}") from None
     except NotAStory as error:
         raise BadArgument(f"--file: {path}: {error}") from None
-    if is_for_programs(arguments.output):
-        show(json.loads(text), arguments.output)
-    else:
-        show(printable_lines(story_text(story, _width())), arguments.output)
-    return 0
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns
+    return _tell(story, json.loads(text), arguments.output)
 
 
 async def story_of(service: Caller, name: str, job: Any, wanted: int) -> Story | None:
@@ -116,11 +107,8 @@ async def _times(service: Caller, name: str, generation: int) -> RestartTimes | 
         if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # an older service
             raise
         known = []
-    events = [
-        Event(note.at, note.generation, note.kind, note.text)
-        async for note in service.notes(name, follow=False)
-    ]
-    return with_journal(slowest(known, generation), events, generation)
+    notes = [note async for note in service.notes(name, follow=False)]
+    return with_journal(slowest(known, generation), notes, generation)
 
 
 def story_as_dict(story: Story, job: Any) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import json
 import re
 import textwrap
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rendezvous.values.cause_json import cause_from_json
 from rendezvous.values.cause_text import described
 from rendezvous.values.cause_text import ranks as ranks_text
+from rendezvous.values.durations import short_duration
 from rendezvous.values.outcome_codes import code_of_cause
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, FailureClass
@@ -21,18 +22,8 @@ if TYPE_CHECKING:
 
 PARTS = ("detect", "stop", "meet", "fork", "init", "first_step", "redo")
 _LABEL = 12
-_UNIT = re.compile(r"(?<=\d) (?=(?:m?s|min)\b)")
+_UNIT = re.compile(r"(?<=\d) (?=(?:[mu]?s|min)\b)")
 _SHOWN_LINES = 60  # of a traceback
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An entry of the journal."""
-
-    at: float
-    generation: int
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +51,11 @@ def slowest(times: Iterable[RestartTimes], generation: int) -> RestartTimes | No
     return found
 
 
-def with_journal(times: RestartTimes | None, events: Sequence[Event], generation: int) -> RestartTimes | None:
+def with_journal(times: RestartTimes | None, notes: Sequence[Any], generation: int) -> RestartTimes | None:
     """Fill in what the agents have not said from the journal: the stop, and the time until the next world."""
 
     def first(kind: str, of: int) -> float | None:
-        return next((each.at for each in events if each.kind == kind and each.generation == of), None)
+        return next((each.at for each in notes if each.kind == kind and each.generation == of), None)
 
     stopping, stopped = first("stopping", generation - 1), first("stopped", generation - 1)
     stopped = stopped or first("stopped", generation)  # if the next world was sealed at the same time
@@ -89,8 +80,7 @@ def story_text(story: Story, width: int = 100) -> str:
         ]
     cause = story.cause
     if cause is not None and cause.traceback:
-        title = "stacks" if cause.failure is FailureClass.HANG else "traceback"
-        lines += ["", f"{title}:", *_shortened(cause.traceback)]
+        lines += ["", *["stacks:"] * (cause.failure is FailureClass.HANG), *_shortened(cause.traceback)]
     return "\n".join(lines)
 
 
@@ -135,18 +125,15 @@ def times_text(times: RestartTimes | None) -> str:
     if times is None:
         return "not known: the ranks were not started again, or the service was restarted since"
     known = {part: getattr(times, f"{part}_s") for part in PARTS}
-    words = [f"{part.replace('_', ' ')} {_seconds(value)}" for part, value in known.items()]
+    words = [
+        f"{part.replace('_', ' ')} {'unknown' if value is None else short_duration(value)}"
+        for part, value in known.items()
+    ]
     whole = [value for part, value in known.items() if part != "redo"]
     if None not in whole[1:]:
         sum_s = sum(value or 0.0 for value in known.values())
-        words.append(f"together {_seconds(sum_s)}")
+        words.append(f"together {short_duration(sum_s)}")
     return ", ".join(words)
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
 
 
 def _shortened(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import NO_REPEAT, Repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 TRAINING = ("forward", "backward", "communication", "optimizer")
 LOST = ("detect", "stop", "meet", "fork", "init", "redo")
@@ -133,30 +133,24 @@ class TimeState:
 
 
 def in_words(time: JobTime) -> str:
-    """For example "goodput 81.2 % of 4 ranks x 12 min: forward 30.0 %, ...". The shares add up to 100 %."""
+    """For example "goodput 81.2 % of 4 ranks x 12 min: forward 30.0 %, ...", the largest first."""
     whole = time.spent.total
     if whole <= 0 or not time.ranks:
         return ""
-    shown = [_part(time.spent, name, whole) for name in CLASSES if name not in LOST]
-    lost = [_part(time.spent, name, whole) for name in LOST]
-    if time.spent.lost > 0:
-        inside = ", ".join(part for part in lost if part)
-        shown.append(
-            f"lost to stops and restarts {_share(time.spent.lost, whole)}"
-            + (f" ({inside})" if inside else "")
-        )
+    shares = {name: getattr(time.spent, name) for name in CLASSES if name not in LOST}
+    shares["lost to stops and restarts"] = time.spent.lost
+    words = _parts(shares, whole)
+    if inside := _parts({name: getattr(time.spent, name) for name in LOST}, whole):
+        lost = f"lost to stops and restarts {_share(time.spent.lost, whole)}"
+        words = words.replace(lost, f"{lost} ({inside})")
     ranks = f"{time.ranks} rank{'s' if time.ranks > 1 else ''}"
     each = duration_text(whole / time.ranks)
-    words = ", ".join(part for part in shown if part)
     return f"goodput {_share(time.spent.training, whole)} of {ranks} x {each}: {words}"
 
 
-_WORDS = {"waiting": "waiting for others"}
-
-
-def _part(spent: TimeSpent, name: str, whole: float) -> str:
-    seconds = getattr(spent, name)
-    return f"{_WORDS.get(name, name)} {_share(seconds, whole)}" if seconds >= whole * 0.0005 else ""
+def _parts(shares: Mapping[str, float], whole: float) -> str:
+    ordered = sorted(shares.items(), key=lambda share: -share[1])
+    return ", ".join(f"{name} {_share(each, whole)}" for name, each in ordered if each >= whole * 0.0005)
 
 
 def _share(seconds: float, whole: float) -> str:

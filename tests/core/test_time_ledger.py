@@ -33,10 +33,12 @@ pages = st.none() | st.builds(
     known=st.booleans(),
     phase=st.sampled_from(list(RankPhase)),
     phase_s=seconds,
+    step=st.integers(0, 2),
+    mean_step_s=st.sampled_from([0.0, 1.0]),
     phase_times=phases,
     totals=st.builds(Totals, repeats=st.booleans(), repeated=phases),
 )
-moves = st.tuples(seconds, st.sampled_from([*Stage, "failed", "resumed"]), pages)
+moves = st.tuples(seconds, st.sampled_from([*Stage, "failed", "resumed", "looked"]), pages)
 
 
 @given(st.lists(moves, max_size=12), seconds, pages)
@@ -50,6 +52,8 @@ def test_the_classes_add_up_to_the_time_that_has_passed(
             ledger = ledger.failed(now, view)
         elif move == "resumed":
             ledger = ledger.resumed(now, view or RankView(3))
+        elif move == "looked":
+            ledger = ledger.looked(view)
         else:
             ledger = ledger.moved(Stage(move), now, view)
     spent = ledger.so_far(now + last_s, at_last)
@@ -109,6 +113,28 @@ def test_a_process_that_was_paused_continues_where_its_page_was() -> None:
     spent = ledger.so_far(25.0, later)
     assert (spent.stop, spent.backward, spent.forward) == (9.5, 5.0, 3.0)
     assert spent.total == 25.0
+
+
+def stands(seconds: float, **more: object) -> RankView:
+    """In the forward of the second step. The first one took a second."""
+    totals = Totals(open_s=3.0 + seconds, first_step_s=1.0 + seconds)
+    times = ((RankPhase.STARTING, 1.0), (RankPhase.FORWARD, 2.0 + seconds))
+    return page(*times, step=1, phase=RankPhase.FORWARD, phase_s=1.0 + seconds, totals=totals, **more)
+
+
+def test_a_forward_that_makes_no_progress_is_not_goodput() -> None:
+    """torch waits in C++ there, for ranks that exchange the order of their buckets."""
+    ledger = Ledger(0.0, Stage.RUNNING)
+    standing = ledger.so_far(100.0, stands(97.0))
+    assert (standing.forward, standing.waiting, standing.start) == (11.0, 88.0, 1.0)
+    hung = ledger.looked(stands(97.0)).failed(100.0, stands(97.0))
+    assert (hung.closed.detect, hung.closed.forward, hung.closed.waiting) == (98.0, 1.0, 0.0)
+    for seen_s in (30.0, 60.0, 97.0):
+        ledger = ledger.looked(stands(seen_s))
+    went_on = page((RankPhase.STARTING, 1.0), (RankPhase.FORWARD, 99.0), step=2, mean_step_s=50.0)
+    assert ledger.looked(went_on).so_far(100.0, went_on).waiting == 88.0
+    slow = stands(97.0, mean_step_s=50.0)  # such steps are usual here
+    assert Ledger(0.0, Stage.RUNNING).so_far(100.0, slow).waiting == 0.0
 
 
 def hidden(seconds: float) -> RankView:
@@ -226,7 +252,7 @@ def test_a_job_knows_the_time_of_its_ranks_and_what_they_do_again() -> None:
 def test_in_words() -> None:
     spent = TimeSpent(forward=30.0, backward=50.0, start=10.0, init=6.0, redo=3.99, idle=0.01)
     assert in_words(JobTime(2, spent)) == (
-        "goodput 80.0 % of 2 ranks x 50.0 s: start 10.0 %, forward 30.0 %, backward 50.0 %, "
+        "goodput 80.0 % of 2 ranks x 50.0 s: backward 50.0 %, forward 30.0 %, start 10.0 %, "
         "lost to stops and restarts 10.0 % (init 6.0 %, redo 4.0 %)"
     )
     assert in_words(JobTime(0, TimeSpent())) == ""

@@ -91,12 +91,10 @@ def test_a_job_says_what_its_time_was_spent_on(launch: Launch) -> None:
         assert rank["spent"]["fork"] + rank["spent"]["init"] >= 0.5
     whole = sum(spent["time"]["spent"].values())
     assert whole == pytest.approx(sum(sum(rank["spent"].values()) for rank in spent["ranks"]))
-    (line,) = (line for line in job.stderr().splitlines() if "goodput" in line)
-    ranks, each = re.search(r"of (\d) ranks x ([0-9.]+) s: ", line).groups()  # type: ignore[union-attr]
-    assert int(ranks) == 2
-    assert 0.3 * wall <= float(each) <= wall
-    shares, lost = line.split(": ", 2)[2].split(" (", 1)
-    assert sum(float(share) for _, share in SHARE.findall(shares)) == pytest.approx(100.0, abs=1.0)
+    assert "goodput" not in job.stderr()  # of a job that was mostly its start
+    line = next(line for line in spent["text"].splitlines() if "goodput" in line)
+    shares, lost, rest = re.split(r" \(|\)", line.split(": ", 1)[1])
+    assert sum(float(share) for _, share in SHARE.findall(shares + rest)) == pytest.approx(100.0, abs=1.0)
     parts = {name for name, _ in SHARE.findall(lost)}
     assert {"detect", "redo"} <= parts
     assert parts & {"fork", "init"}
@@ -107,7 +105,8 @@ def spent_by_the_job(endpoint: str) -> Any:
     shown = io.StringIO()
     with redirect_stdout(shown):
         assert ctl(["--rendezvous", endpoint, "status", "timed"]) == 0
-    if "redo" not in shown.getvalue():
+    text = shown.getvalue()
+    if "redo" not in text:
         return None
     shown = io.StringIO()
     with redirect_stdout(shown):
@@ -115,4 +114,4 @@ def spent_by_the_job(endpoint: str) -> Any:
     job = json.loads(shown.getvalue())
     found = all(rank["spent"]["redo"] >= 0.4 for rank in job["ranks"])
     assert set(job["time"]["spent"]) == set(CLASSES)
-    return job if found else None
+    return {**job, "text": text} if found else None

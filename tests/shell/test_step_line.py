@@ -53,4 +53,3 @@ def test_it_shows_step_rate_and_time_left_below_the_bars_of_all_ranks(
     rows = seen.end()
     assert sum(row.startswith("[0] train 0:") for row in rows) == 1
     assert sum(row.startswith("[1] train 1:") for row in rows) == 1
-    assert any("goodput" in row for row in rows)

@@ -241,6 +241,23 @@ def test_what_a_job_says_is_only_text(browser: Browser, simulated: Any) -> None:
         assert page.evaluate("window.hit") is None
 
 
+def test_charts_do_not_mix_generations(browser: Browser, simulated: Any) -> None:
+    """Steps of 0.1 s, then a restart whose ranks repeat steps; the script numbers its steps."""
+    measured = """async () => {
+      const { intervals } = await import("./js/figures.js");
+      const point = (at, generation, steps, forward, redo) => {
+        const sums = Array(17).fill(0);
+        Object.assign(sums, { 2: forward, 10: 60 + at - forward - redo, 14: redo });
+        return [at, generation, 1, steps, ...sums];
+      };
+      const points = [point(0, 1, 100, 10, 0), point(5, 1, 150, 15, 0), point(10, 2, 0, 15, 0),
+        point(15, 2, 120, 15, 2), point(20, 2, 170, 17, 5), point(25, 2, 220, 22, 5)];
+      return intervals(points).map((each) => each.step_s && Math.round(each.step_s * 1000));
+    }"""
+    with opened(browser, simulated()) as page:
+        assert page.evaluate(measured) == [100, None, None, 100, 100]
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_can_be_used_with_a_screen_reader_and_a_keyboard(
     browser: Browser, simulated: Any, theme: str, tmp_path: Path

@@ -10,7 +10,7 @@ const CLASSES = [
 const FIRST = 4; // of the classes in a point
 const HIDDEN = FIRST + CLASSES.length;
 const at = Object.fromEntries(CLASSES.map((name, n) => [name, FIRST + n]));
-const IN_STEPS = ["data", "forward", "backward", "communication", "optimizer", "waiting", "idle"];
+const IN_STEPS = ["data", "forward", "backward", "communication", "optimizer", "waiting", "redo", "idle"];
 
 export const GROUPS = [
   ["Compute", "c1", ["forward", "backward", "optimizer"]],
@@ -26,19 +26,21 @@ const TRAINING = ["forward", "backward", "communication", "optimizer"];
 const sum = (point, names) => names.reduce((total, name) => total + point[at[name]], 0);
 const whole = (point) => point.slice(FIRST, HIDDEN).reduce((total, seconds) => total + seconds, 0);
 
-// One value per interval: `shares` always, the figures of steps where no restart is between.
+// One value per interval: `shares` always, the figures of steps only between two reports of one generation that have
+// steps. A script that resumes numbers its first step, so there is no count of steps until then.
 export function intervals(points) {
   const found = [];
   const hides = (points.at(-1)?.[HIDDEN] ?? 0) > 0; // otherwise it is not known: C++ code of torch starts the collectives
   for (let n = 1; n < points.length; n++) {
     const now = points[n];
     let back = n - 1;
-    if (back > 0 && points[back - 1][1] === now[1] && now[0] - points[back][0] < 15) back -= 1; // agents report every 5 s
+    const wider = points[back - 1];
+    if (wider?.[1] === now[1] && wider[3] > 0 && now[0] - points[back][0] < 15) back -= 1; // agents report every 5 s
     const before = points[back];
     const total = whole(now) - whole(before);
     if (total <= 0) continue;
     const share = (names) => Math.max(0, (sum(now, names) - sum(before, names)) / total);
-    const steps = now[1] === before[1] ? now[3] - before[3] : 0;
+    const steps = now[1] === before[1] && before[3] > 0 ? now[3] - before[3] : 0;
     const inSteps = sum(now, IN_STEPS) - sum(before, IN_STEPS);
     found.push({
       at: now[0],

@@ -25,7 +25,7 @@ function told(story, name) {
     h("p", { class: "muted" }, `${name}, generation ${story.generation}`),
     h("dl", { class: "facts" }, rows.map(([label, text]) => [h("dt", {}, label), h("dd", { class: label === "what failed" ? "strong" : "" }, text)])),
     parts(story.parts),
-    story.traceback && h("section", {}, h("h3", {}, story.is_hang ? "Stacks" : "Traceback"), h("pre", { class: "block", tabindex: "0" }, story.traceback)),
+    story.traceback && h("section", {}, h("h3", {}, story.is_hang ? "Stacks" : "What it printed"), h("pre", { class: "block", tabindex: "0" }, story.traceback)),
   ];
 }
 
