@@ -162,6 +162,7 @@ def _is_library(entry: str, library: str) -> bool:
 # looked up only for a name that the table lacks.
 
 COMMAND = "ddp_launch.command"  # `ddp-launch NAME ...`
+CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`
 
 _OURS = "ddp_launch_wings"
 
@@ -233,7 +234,7 @@ def load(door: str, name: str, value: str) -> "Any":
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # a package that the wing needs
         raise WingMissing(_words_for(door, name, module)) from None
-    for each in attribute.split("."):
+    for each in filter(None, attribute.split(".")):
         found = getattr(found, each)
     return found
 

@@ -12,9 +12,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from rendezvous.submit import kubernetes, slurm  # noqa: E402
-from rendezvous.submit.job import read  # noqa: E402
-from rendezvous.submit.yaml_text import documents  # noqa: E402
+from ddp_launch_wings.submit import kubernetes, slurm  # noqa: E402
+from ddp_launch_wings.submit.job import read  # noqa: E402
+from rendezvous.control.yaml_text import documents  # noqa: E402
 
 
 def rendered() -> dict[Path, str]:

@@ -7,15 +7,18 @@ import os
 import re
 from argparse import ArgumentTypeError
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS
 from rendezvous.control.top_table import COLUMNS
-from rendezvous.submit.command import add as add_submit
 from rendezvous.values.durations import seconds_in
 from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 DEFAULT_ENDPOINT = f"127.0.0.1:{PORT}"
@@ -60,7 +63,7 @@ class Command(StrEnum):
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
 # These do not call the service.
-SUBMIT, COMPLETION, EXPLAIN, REPLAY = "submit", "completion", "explain", "replay"
+COMPLETION, EXPLAIN, REPLAY = "completion", "explain", "replay"
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
@@ -88,10 +91,6 @@ _HELP = {
     Command.RELOAD: "go on with the edited script from the last step; if it fails, with the script as it was",
     Command.ABORT: "end a job",
 }
-_SUBMIT_HELP = (
-    "render a job file for Kubernetes, Slurm or plain machines, and submit it with kubectl, sbatch or ssh"
-)
-
 _REPLAY_HELP = "make the decisions of a journal again, or with other settings; needs no service"
 
 
@@ -103,8 +102,32 @@ def command_of(arguments: argparse.Namespace) -> Command:
     return ALIASES.get(arguments.command) or Command(arguments.command)
 
 
-def parser() -> CodedParser:
-    found = CodedParser(
+class CommandOfAWing(Protocol):
+    """The door `ddp_launch.ctl_command`: a module, which is imported only if its command is asked for, or help is."""
+
+    HELP: str
+
+    def add(self, parser: argparse.ArgumentParser, /) -> None: ...
+
+    def carry_out(self, arguments: argparse.Namespace, /) -> int:
+        """Return the exit code."""
+
+
+class _Parser(CodedParser):
+    """`missing`: why the wing of this command cannot be used."""
+
+    def __init__(self, *args: Any, missing: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._missing = missing
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._missing:
+            raise doors.WingMissing(self._missing)
+        return super().parse_known_args(args, namespace)
+
+
+def parser(words: Sequence[str] = ()) -> CodedParser:
+    found = _Parser(
         "ddpctl",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -150,8 +173,25 @@ def parser() -> CodedParser:
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
     explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
     _add_replay(commands.add_parser(REPLAY, help=_REPLAY_HELP, parents=[shared]))
-    add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
+    _add_wings(commands, words)
     return found
+
+
+def _add_wings(commands: Any, words: Sequence[str]) -> None:
+    """All of them, unless the words have a command of ours."""
+    has_ours = not {*Command, *ALIASES, COMPLETION, EXPLAIN, REPLAY}.isdisjoint(words)
+    found = doors.names(doors.CTL_COMMAND)
+    for name, value in (found if has_ours else found | doors.others(doors.CTL_COMMAND)).items():
+        if has_ours and name not in words:
+            continue
+        try:
+            wing: CommandOfAWing = doors.load(doors.CTL_COMMAND, name, value)
+        except doors.WingMissing as error:
+            commands.add_parser(name, help="not installed", missing=str(error))
+        else:
+            command = commands.add_parser(name, help=wing.HELP)
+            command.set_defaults(carry_out=wing.carry_out)
+            wing.add(command)
 
 
 def _add_top(command: argparse.ArgumentParser) -> None:

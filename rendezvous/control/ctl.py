@@ -7,8 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from _ddp_launch_entry import WingMissing
 from rendezvous.completion import of_parser, script
-from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, REPLAY, SUBMIT, parser
+from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, REPLAY, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.values.error_codes import Code, with_code
@@ -27,12 +28,12 @@ _FAILED, _USAGE, _NO_ANSWER, _NOT_ALLOWED, _UNUSABLE = 1, 2, 75, 77, 78
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
-        if arguments.command == SUBMIT:
-            from rendezvous.submit.command import carry_out as submit
-
-            return submit(arguments)
+        arguments = parser(words).parse_args(words)
+        if "carry_out" in arguments:  # of a wing
+            code: int = arguments.carry_out(arguments)
+            return code
         if arguments.command == COMPLETION:
             write(script(of_parser(parser(), _JOBS), arguments.shell))
             return 0
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
+    except WingMissing as error:
+        return _failed(str(error), _USAGE, Code.PACKAGE_MISSING)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports an error at exit
         if isinstance(error, BrokenPipeError):  # the reader closed the pipe

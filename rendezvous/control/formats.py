@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from rendezvous.submit.yaml_text import documents
+from rendezvous.control.yaml_text import documents
 from rendezvous.values.error_codes import Code, with_code
 
 JSON, YAML = "json", "yaml"

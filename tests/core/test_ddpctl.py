@@ -13,7 +13,6 @@ from rendezvous.control.commands import (
     COMPLETION,
     EXPLAIN,
     REPLAY,
-    SUBMIT,
     Command,
     Order,
     parser,
@@ -54,7 +53,7 @@ def test_an_order_sends_its_own_request(order: Order) -> None:
 
 def test_every_command_of_the_parser_is_an_order_a_look_a_question_or_submit() -> None:
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    local = (SUBMIT, COMPLETION, EXPLAIN, REPLAY)
+    local = ("submit", COMPLETION, EXPLAIN, REPLAY)
     assert set(commands.choices) == {*LOOKS, *QUESTIONS, *REQUESTS, *ALIASES, *local}
     assert set(Command) == {*LOOKS, *QUESTIONS, *REQUESTS}
 

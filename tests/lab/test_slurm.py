@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from lab_network import Lab
 
 NIGHTLY = pytest.mark.nightly(
-    instead=("::test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes", "deploy/test_submit.py")
+    instead=(
+        "::test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes",
+        "wings/submit/test_submit.py",
+    )
 )
 
 LAUNCH = os.path.join(os.path.dirname(sys.executable), "ddp-launch")

@@ -41,6 +41,7 @@ def command(name: str, *words: str) -> str:
 
 ASKED = {
     "plan": Asked(command("ddp_launch", "plan", "train.py")),
+    "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),
 }
 
 

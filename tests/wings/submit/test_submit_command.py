@@ -113,7 +113,7 @@ def test_a_trainjob_that_is_refused_leaves_no_runtime_and_overwrites_none(folder
 
 def test_without_the_program_it_is_said_what_to_do(folder: Path) -> None:
     command = [sys.executable, "-m", "rendezvous.control.ctl", "submit", "--target", "slurm", "--", "t.py"]
-    environ = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 127
     assert "sbatch is not on PATH" in done.stderr
@@ -153,7 +153,7 @@ def test_a_job_that_failed_does_not_end_like_a_machine_that_was_lost(
 ) -> None:
     (tmp_path / "t.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     command = [sys.executable, "-m", "launcher", "--nproc-per-node", "1", "--no-warm-start", *words, "t.py"]
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
     assert done.returncode == code, done.stderr
     assert "SIGKILL" in done.stderr

@@ -18,9 +18,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.submit import kubernetes, slurm, ssh
-from rendezvous.submit.job import BadJobFile, megabytes, read
-from rendezvous.submit.yaml_text import documents
+from ddp_launch_wings.submit import kubernetes, slurm, ssh
+from ddp_launch_wings.submit.job import BadJobFile, megabytes, read
+from rendezvous.control.yaml_text import documents
 
 SMALL: dict[str, Any] = {"name": "train", "image": "train:7", "script": ["train.py"], "nodes": 4}
 LARGE: dict[str, Any] = {
@@ -71,7 +71,7 @@ WIDE: dict[str, Any] = {
         "image_pull_secrets": ["registry"],
     },
 }
-_RENDER = Path(__file__).parents[2] / "deploy" / "jobs" / "render.py"
+_RENDER = Path(__file__).parents[3] / "deploy" / "jobs" / "render.py"
 _BATCHES = _RENDER.parents[1] / "slurm"
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 KINDS = ("job", "jobset", "trainjob")
@@ -468,7 +468,7 @@ def test_only_agents_that_read_their_node_get_a_token_of_the_api(
 
 
 def test_the_account_that_reads_nodes_can_read_nothing_else() -> None:
-    path = Path(__file__).parents[2] / "deploy" / "jobs" / "node-reader.yaml"
+    path = Path(__file__).parents[3] / "deploy" / "jobs" / "node-reader.yaml"
     account, role, binding = list(yaml.safe_load_all(path.read_text()))
     for found in (account, role, binding):
         kubernetes_validate.validate(found, "1.37", strict=True)

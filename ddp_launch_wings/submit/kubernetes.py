@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job import JobFile, Volume
+    from ddp_launch_wings.submit.job import JobFile, Volume
 
 
 Object = dict[str, Any]

@@ -10,23 +10,26 @@ import time
 import tomllib
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.submit import kubernetes, slurm, ssh
+from ddp_launch_wings.submit.job import BadJobFile, read
+from ddp_launch_wings.submit.kubernetes import own_secret
 from rendezvous.access import secret
-from rendezvous.submit import kubernetes, slurm, ssh
-from rendezvous.submit.job import BadJobFile, read
-from rendezvous.submit.kubernetes import own_secret
-from rendezvous.submit.yaml_text import documents
+from rendezvous.control.yaml_text import documents
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from rendezvous.submit.job import JobFile
+    from ddp_launch_wings.submit.job import JobFile
 
 
 _USAGE = 2
 _DEFAULT = "ddp.toml"
 _MOST_BYTES = 2**24
+
+
+HELP = "render a job file for Kubernetes, Slurm or plain machines, and submit it with kubectl, sbatch or ssh"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

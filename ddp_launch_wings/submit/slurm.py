@@ -11,10 +11,10 @@ import shlex
 from math import ceil
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.job import amount_of, megabytes
+from ddp_launch_wings.submit.job import amount_of, megabytes
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job import JobFile
+    from ddp_launch_wings.submit.job import JobFile
 
 _KILL_MARGIN_S = 30  # of the time after the signal: what is left when the checkpoint is written
 # A step does not inherit these from its job: the environment (if sbatch does not export it), and the CPUs of a task.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.job import BadJobFile
+from ddp_launch_wings.submit.job import BadJobFile
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job import JobFile
+    from ddp_launch_wings.submit.job import JobFile
 
 
 def command(job: JobFile, run: str) -> list[str]:
