@@ -112,9 +112,7 @@ def torchrun_backend() -> "Any":
     before = list(sys.path)
     _put_users_folders_last()
     try:
-        from rendezvous.torchrun import backend
-
-        return backend()
+        return find(TORCHRUN, "ddp")()
     finally:
         sys.path[:] = before
 
@@ -162,6 +160,8 @@ def _is_library(entry: str, library: str) -> bool:
 # looked up only for a name that the table lacks.
 
 COMMAND = "ddp_launch.command"  # `ddp-launch NAME ...`
+BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
+TORCHRUN = "ddp_launch.torchrun"  # `torchrun --rdzv-backend NAME`
 CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`
 
 _OURS = "ddp_launch_wings"

@@ -263,8 +263,9 @@ def _register_ours(backend: str) -> None:
     if {"shm", "hier"} & names:
         importlib.import_module("ddp.groups.shm")
     if "mpi4py" in names:
-        mpi_library()
-        importlib.import_module("ddp.groups.mpi_group").register()
+        from _ddp_launch_entry import BACKEND, find
+
+        find(BACKEND, "mpi4py")()
 
 
 def _limit(timeout: timedelta | float | None) -> timedelta | None:

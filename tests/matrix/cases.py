@@ -123,7 +123,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "plug-in",
         "stock torchrun trains with `--rdzv-backend ddp`",
-        ("tests/contract/test_torchrun_handler.py::test_two_agents_train",),
+        ("tests/wings/torchrun/test_torchrun_handler.py::test_two_agents_train",),
     ),
     Case(
         "two nodes",

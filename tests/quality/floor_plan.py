@@ -119,6 +119,11 @@ WINGS_NEED = {
         "launcher.settings.arguments launcher.settings.values launcher.template.contracts rendezvous.values.durations "
         "rendezvous.values.error_codes"
     ),
+    "mpi": needs(
+        "ddp.groups.core_arguments ddp.groups.process_group ddp.groups.shared_work ddp.telemetry.coded",
+        "mpi4py torch",
+    ),
+    "torchrun": needs("rendezvous.client rendezvous.values", "torch"),
     "submit": needs("rendezvous.access.secret rendezvous.control.yaml_text rendezvous.values.error_codes"),
 }
 
@@ -210,7 +215,6 @@ ROOMS = {
         "control": set(
             "client coded_parser codec completion diagnosing grpc_io local replay service values".split()
         ),
-        "torchrun": {"client", "values"},
         "job_page": set("access client control embedded grpc_io local_calls metrics web".split()),
         "web": {"access", "codec", "control", "service", "values"},
     },
@@ -294,8 +298,6 @@ THIRD_PARTY = {
 MAY_NAME_CUDA = {"ddp.groups.membership"}
 
 MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
-# A plug-in that torch's own agent loads, and nobody else.
-APART = "rendezvous.torchrun"
 # Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"
@@ -358,8 +360,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 80_330
-MOST_HOUSE_FILES = 401
+MOST_HOUSE_LINES = 78_100
+MOST_HOUSE_FILES = 391
 MOST_WING_LINES = 11_000
 MOST_WING_FILES = 60
 MAX_FILE_LINES = 900

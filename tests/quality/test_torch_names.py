@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidy import Module
 
 # The modules that a rank, the zygote or torch's own agent loads beside torch.
-BESIDE_TORCH = ("ddp", "launcher.template", "launcher.preflight.self_test", "rendezvous.torchrun")
+BESIDE_TORCH = ("ddp", "launcher.template", "launcher.preflight.self_test", "ddp_launch_wings")
 MODULES = [
     module
     for module in tidy.modules()
@@ -38,7 +38,7 @@ LISTED = {name.name for name in NAMES} | torch_names.ON_OBJECTS.keys() | torch_n
 # They have the names of torch's own classes, which torch's module calls.
 OURS = {name for kind in (TorchReducer, Log) for name in vars(kind)}
 # Objects of torch come as arguments: a private attribute of anything must be listed, except in the launcher.
-WITH_OBJECTS = ("ddp.", "rendezvous.torchrun")
+WITH_OBJECTS = ("ddp.", "ddp_launch_wings.torchrun", "ddp_launch_wings.mpi")
 
 
 def is_private(name: str) -> bool:

@@ -127,7 +127,7 @@ def _why_not(module: Module, name: str) -> str:
     if module.package == plan.WINGS:
         return _why_not_in_a_wing(module, name)
     if top == "torch" and module.package != "ddp":
-        may = module.name in plan.MAY_IMPORT_TORCH or is_apart(module.name)
+        may = module.name in plan.MAY_IMPORT_TORCH
         return "" if may else "torch is not for launcher and rendezvous"
     if top in ("_ddp_launch", "_ddp_launch_rank", "sitecustomize"):
         return "" if module.name in plan.ZYGOTE_ONLY | {_HOOK} else "only the zygote has it"
@@ -158,16 +158,10 @@ def _why_not_in_a_wing(module: Module, name: str) -> str:
     return "" if top in wing.packages and not module.is_core else "not one of the packages of this wing"
 
 
-def is_apart(name: str) -> bool:
-    return name == plan.APART or name.startswith(plan.APART + ".")
-
-
 _HOOK = "launcher.template.hook.sitecustomize"
 
 
 def _why_not_ours(module: Module, name: str) -> str:
-    if is_apart(name) and not is_apart(module.name):
-        return "only torch's own agent loads it"
     package = name.partition(".")[0]
     kind = "core" if module.is_core else "shell"
     if package != module.package and module.name not in plan.NAMES_OF_A_CORE:

@@ -41,6 +41,8 @@ def command(name: str, *words: str) -> str:
 
 ASKED = {
     "plan": Asked(command("ddp_launch", "plan", "train.py")),
+    "mpi": Asked("import ddp; ddp.init('mpi4py')", code=""),
+    "torchrun": Asked("from _ddp_launch_entry import torchrun_backend; torchrun_backend()", code=""),
     "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),
 }
 

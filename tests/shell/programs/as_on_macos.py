@@ -52,9 +52,8 @@ def main() -> None:
 def import_all(package: str) -> None:
     found = importlib.import_module(package)
     for each in pkgutil.walk_packages(found.__path__, f"{package}."):
-        if not each.name.startswith("rendezvous.torchrun"):  # loaded by torch alone
-            importlib.import_module(each.name)
-            print(each.name)
+        importlib.import_module(each.name)
+        print(each.name)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NIGHTLY = pytest.mark.nightly(
     instead=(
         "::test_a_failed_rank_restarts_both_nodes_at_a_fresh_store",
-        "contract/test_torchrun_node_state.py",
+        "wings/torchrun/test_torchrun_node_state.py",
     )
 )
 

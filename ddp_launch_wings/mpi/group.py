@@ -31,6 +31,7 @@ from ddp.groups.core_arguments import (
     REDUCTIONS,
     SUM,
 )
+from ddp.groups.process_group import mpi_library
 from ddp.groups.shared_work import CollectiveWork
 from ddp.telemetry.coded import WrongUse, WrongValue
 
@@ -377,5 +378,6 @@ def create(asked: Any, _options: Any = None) -> MpiGroup:
 
 
 def register() -> None:
+    mpi_library()
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rendezvous.machine import step
-from rendezvous.torchrun.backend import (
+from ddp_launch_wings.torchrun.backend import (
     NodeState,
     fail_job,
     finish,
@@ -18,6 +17,7 @@ from rendezvous.torchrun.backend import (
     leave,
     next_rendezvous,
 )
+from rendezvous.machine import step
 from rendezvous.values.events import AgentJoined, AgentLost, Refused, StoreOpened, Tell
 from rendezvous.values.state import JobState, Phase
 from rendezvous.values.types import (
@@ -37,7 +37,7 @@ from rendezvous.values.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.torchrun.backend import Transition
+    from ddp_launch_wings.torchrun.backend import Transition
     from rendezvous.values.events import Event, ToAgent
 
 SPEC = JobSpec(

@@ -24,7 +24,7 @@ interface, and opens the TCPStore of each generation on node rank 0. `link` is t
 
 torch's agent limits the restarts per node, as under c10d. `--rdzv-conf max_restarts=N` adds a limit of N for the whole
 job. The service does not know the ranks of a torchrun job, since torch does not report their number: each node counts
-as one rank. Only this package of `rendezvous` imports torch, and only when torchrun calls `backend`.
+as one rank. torch is imported only when torchrun calls `backend`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ if TYPE_CHECKING:
 
 def backend() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """The target of the entry point: return the function with which torch creates a rendezvous."""
-    from rendezvous.torchrun.backend import create
+    from ddp_launch_wings.torchrun.backend import create
 
     return create
