@@ -324,9 +324,9 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
     command.add_argument("--all", action="store_true", help="print the steps that decide nothing as well")
 
 
-def _shared() -> CodedParser:
+def _shared() -> _Parser:
     """Options accepted before and after the command. The main parser has their defaults."""
-    shared = CodedParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument(
         "--rendezvous",
         metavar="HOST:PORT[,...]",
