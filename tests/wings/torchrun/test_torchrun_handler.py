@@ -242,7 +242,7 @@ def test_a_node_that_stood_by_to_the_end_ends_well(nodes: Nodes) -> None:
     assert len(nodes.rounds()) == 1
 
 
-@pytest.mark.nightly(instead="contract/test_torchrun_node_state.py")
+@pytest.mark.nightly(instead="wings/torchrun/test_torchrun_node_state.py")
 def test_nodes_that_disagree_are_told_about_what(nodes: Nodes) -> None:
     nodes.serve()
     nodes.torchrun(nnodes="2")
