@@ -19,11 +19,11 @@ from meet.service import serving
 from shown import ROOT, machine, write_between_markers
 from watched import RANK_SCRIPTS, WatchedRun
 
-from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp
+from rendezvous.values.version import VERSION
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "idle.py")
 JOB = "cluster"

@@ -7,7 +7,7 @@ import platform
 from launcher.preflight import versions
 from launcher.preflight.versions import torch_version
 from launcher.template.torch_release import too_old
-from launcher.version import VERSION
+from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PROTOCOL
 
 

@@ -19,6 +19,7 @@ from launcher import daemon_threads, supervision
 from launcher.exchange import (
     AbortGroups,
     Action,
+    AgentPhase,
     AskCheckpoint,
     ChangeSources,
     CheckpointSignal,
@@ -30,7 +31,6 @@ from launcher.exchange import (
     Isolated,
     OpenStore,
     PauseRanks,
-    Phase,
     ReachStore,
     Send,
     SignalRanks,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.joining.connect import Connection
+    from launcher.joining.connect import ServiceConnection
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.events import FromAgent
     from rendezvous.values.types import Assignment
@@ -264,7 +264,7 @@ class Agent:
         self._events.put_nowait(Isolated(reason))
 
     def waiting_alone(self, give_up_s: float) -> None:
-        if self._state.phase is not Phase.DONE:
+        if self._state.phase is not AgentPhase.DONE:
             text = "cannot reach the rendezvous, and no rank runs on this node"
             self._logs.say(f"ddp-launch: {text}; retrying for {give_up_s:g} s (--join-timeout)")
 
@@ -336,7 +336,7 @@ class Agent:
                 self._zygotes.has_learned = True
             case Late(variables, file):
                 self._report_late_variables(variables, file)
-            case messages.Swept(generation):
+            case messages.SweepDone(generation):
                 self._events.put_nowait(Swept(generation))
             case _:
                 assert_never(report)
@@ -405,7 +405,11 @@ class Agent:
 
 class JobPage:
     def __init__(
-        self, spec: LaunchSpec, connection: Connection, say: Callable[[str], None], boundary: ErrorBoundary
+        self,
+        spec: LaunchSpec,
+        connection: ServiceConnection,
+        say: Callable[[str], None],
+        boundary: ErrorBoundary,
     ) -> None:
         self._spec, self._connection, self._say, self._boundary = spec, connection, say, boundary
         self._starting: asyncio.Task[None] | None = None

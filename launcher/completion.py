@@ -7,7 +7,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.usage import COMMANDS
 from launcher.settings.values import printable
-from rendezvous.completion import SHELLS, Command, Flag, Program, kind_of, script
+from rendezvous.completion import SHELLS, CompletedCommand, Flag, Program, kind_of, script
 from rendezvous.values.error_codes import Code
 
 
@@ -29,7 +29,7 @@ def text(words: tuple[str, ...]) -> str:
     )
     words_of = {"docs": tuple(manual.names())}
     commands = tuple(
-        Command(
+        CompletedCommand(
             name,
             effect,
             flags if name in ("doctor", "warm") else (),

@@ -366,7 +366,7 @@ Action = (
 # The ranks of this node, and the phase of its agent.
 
 
-class Phase(StrEnum):
+class AgentPhase(StrEnum):
     JOINING = "joining"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -376,7 +376,7 @@ class Phase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Supervision:
     agent: AgentId
-    phase: Phase = Phase.JOINING
+    phase: AgentPhase = AgentPhase.JOINING
     assignment: Assignment | None = None
     live: tuple[int, ...] = ()  # local ranks that have not ended, the parked ones among them
     heals: tuple[int, ...] = ()  # local ranks that can be paused
@@ -418,10 +418,10 @@ class Supervision:
     @property
     def trains_undisturbed(self) -> bool:
         """Whether ranks run, and no signal is about to stop them."""
-        return self.phase is Phase.RUNNING and self.preempted is None
+        return self.phase is AgentPhase.RUNNING and self.preempted is None
 
     def awaits_store(self, generation: int) -> bool:
-        return self.phase is Phase.JOINING and generation == self.generation and not self.over
+        return self.phase is AgentPhase.JOINING and generation == self.generation and not self.over
 
 
 Step = tuple[Supervision, tuple[Action, ...]]

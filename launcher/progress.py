@@ -25,7 +25,7 @@ _IDLE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class ProgressSigns:
     """Signs of progress: sums over all ranks of the node, which only increase."""
 
     at: float
@@ -39,23 +39,23 @@ class Signs:
 class Isolation:
     since: float
     progress_at: float
-    seen: Signs
+    seen: ProgressSigns
     idle_since: float | None = None  # since when no rank runs
 
 
-def contact_lost(signs: Signs) -> Isolation:
+def contact_lost(signs: ProgressSigns) -> Isolation:
     """Start: there is no earlier sample, so the time without progress starts at 0."""
     return Isolation(signs.at, signs.at, signs, None if signs.ranks else signs.at)
 
 
-def updated(isolation: Isolation, signs: Signs) -> Isolation:
+def updated(isolation: Isolation, signs: ProgressSigns) -> Isolation:
     moved = _moved(isolation.seen, signs)
     idle_since = None if signs.ranks else isolation.idle_since or signs.at
     progress_at = signs.at if moved else isolation.progress_at
     return replace(isolation, seen=signs, progress_at=progress_at, idle_since=idle_since)
 
 
-def _moved(before: Signs, now: Signs) -> bool:
+def _moved(before: ProgressSigns, now: ProgressSigns) -> bool:
     if before.step is not None and now.step is not None:
         return now.step != before.step
     busy = now.cpu_s - before.cpu_s > _IDLE_SHARE * (now.at - before.at)

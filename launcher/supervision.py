@@ -90,6 +90,7 @@ from launcher.exchange import (
     AbortGroups,
     Action,
     AgentEvent,
+    AgentPhase,
     AskCheckpoint,
     CannotHeal,
     ChangeSources,
@@ -107,7 +108,6 @@ from launcher.exchange import (
     LastInspected,
     OpenStore,
     PauseRanks,
-    Phase,
     RankEnded,
     RankHeals,
     RankParked,
@@ -163,7 +163,7 @@ TRY_AGAIN = 75
 
 
 def step(state: Supervision, event: AgentEvent) -> Step:
-    if state.phase is Phase.DONE:
+    if state.phase is AgentPhase.DONE:
         return state, ()
     match event:
         case Assigned(assignment):
@@ -229,9 +229,9 @@ def _if(condition: bool, *actions: Action) -> tuple[Action, ...]:
 def _assigned(state: Supervision, assignment: Assignment) -> Step:
     if assignment.generation <= state.generation:
         return state, ()
-    if state.phase is not Phase.JOINING:  # the Stop message was lost
+    if state.phase is not AgentPhase.JOINING:  # the Stop message was lost
         state = replace(state, overtaken_by=assignment)
-        if state.phase is Phase.RUNNING:
+        if state.phase is AgentPhase.RUNNING:
             return begin_stopping(state)
         return (state, ()) if state.in_place and assignment.in_place else stop_after_all(state)
     is_other = (0 if state.assignment is None else state.assignment.edition) != assignment.edition
@@ -272,7 +272,7 @@ def _store_reached(state: Supervision, event: StoreReached) -> Step:
 
 def _start(state: Supervision, assignment: Assignment, store: StoreAddress) -> Step:
     kept = state.live  # all of them are parked
-    state = replace(state, phase=Phase.RUNNING, live=tuple(range(assignment.nproc)), parked=())
+    state = replace(state, phase=AgentPhase.RUNNING, live=tuple(range(assignment.nproc)), parked=())
     state = replace(state, kept=kept, heals=kept, is_ready=False)
     asked = _if(bool(state.checkpoint), AskCheckpoint(assignment, state.checkpoint, has_deadline=False))
     state, told = report_ready(state)
@@ -287,7 +287,7 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
     state, mine = _without(state, event.local_rank), state.assignment
     if mine is None:
         return state, ()
-    if state.phase is Phase.JOINING:
+    if state.phase is AgentPhase.JOINING:
         return parked_rank_ended(state, event, mine)
     state, told = report_ready(state)  # first: it may be the only rank that could not be paused
     actions: list[Action] = [*told]
@@ -299,7 +299,7 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
         state, swept = sweep_in_place(state)
         return state, (*actions, *swept)
     if not state.live:
-        if state.phase is Phase.STOPPING:
+        if state.phase is AgentPhase.STOPPING:
             actions.append(sweep(state))
         else:  # also if the service ignored the failure of some of them
             actions.append(Send(RanksFinished(state.agent, state.generation)))
@@ -322,18 +322,18 @@ def _without(state: Supervision, local_rank: int) -> Supervision:
 
 def _waiting(state: Supervision, *, stands_by: bool) -> Step:
     """While ranks of this node run, the other nodes have left their generation. Parked ranks may wait for others."""
-    if state.phase is Phase.RUNNING or (state.phase is Phase.JOINING and state.live and stands_by):
+    if state.phase is AgentPhase.RUNNING or (state.phase is AgentPhase.JOINING and state.live and stands_by):
         return begin_stopping(state)
     return state, ()
 
 
 def _swept(state: Supervision, generation: int) -> Step:
-    if state.phase is not Phase.STOPPING or generation != state.generation or not state.has_stopped:
+    if state.phase is not AgentPhase.STOPPING or generation != state.generation or not state.has_stopped:
         return state, ()
     if state.finish is not None:
-        return replace(state, phase=Phase.DONE), (state.finish,)
+        return replace(state, phase=AgentPhase.DONE), (state.finish,)
     overtaken_by, rejoins = state.overtaken_by, state.rejoins
-    state = replace(state, phase=Phase.JOINING, overtaken_by=None, rejoins=False, in_place=False)
+    state = replace(state, phase=AgentPhase.JOINING, overtaken_by=None, rejoins=False, in_place=False)
     if rejoins and state.join is not None:
         return state, (Send(state.join),)
     if overtaken_by is not None:
@@ -349,7 +349,7 @@ def _checkpoint_requested(state: Supervision, generation: int, reason: str) -> S
     mine = state.assignment
     if mine is None or generation != state.generation or state.over or state.checkpoint:
         return state, ()
-    running = state.phase is Phase.RUNNING  # otherwise the ranks get the request when they start
+    running = state.phase is AgentPhase.RUNNING  # otherwise the ranks get the request when they start
     state = replace(state, checkpoint=reason)
     return state, _if(
         running and bool(state.live) and state.preempted is None,
@@ -366,7 +366,7 @@ def _checkpoint_signal(state: Supervision, event: CheckpointSignal) -> Step:
 
 
 def _checkpoint_over(state: Supervision, event: CheckpointOver) -> Step:
-    if event.generation != state.generation or state.phase is not Phase.RUNNING:
+    if event.generation != state.generation or state.phase is not AgentPhase.RUNNING:
         return state, ()
     wanted, stop = state.checkpoint, state.preempted
     state = replace(state, checkpoint="", preempted=None)
@@ -378,9 +378,9 @@ def _checkpoint_over(state: Supervision, event: CheckpointOver) -> Step:
 
 
 def _isolated(state: Supervision, reason: str) -> Step:
-    if state.phase is Phase.JOINING and state.live:  # parked ranks, which the job may have replaced
+    if state.phase is AgentPhase.JOINING and state.live:  # parked ranks, which the job may have replaced
         return begin_stopping(state)
-    if state.phase is not Phase.RUNNING or state.assignment is None or not state.live:
+    if state.phase is not AgentPhase.RUNNING or state.assignment is None or not state.live:
         return state, ()
     report = failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
     released = release(state, reason)
@@ -390,7 +390,7 @@ def _isolated(state: Supervision, reason: str) -> Step:
 
 def _gave_up(state: Supervision, reason: str) -> Step:
     finish = state.finish or Finish(TRY_AGAIN, reason)
-    return replace(state, phase=Phase.DONE, live=(), parked=()), (
+    return replace(state, phase=AgentPhase.DONE, live=(), parked=()), (
         Send(AgentLeft(state.agent, reason)),
         finish,
     )
@@ -410,9 +410,9 @@ def stop(state: Supervision, generation: int, decision: Decision) -> Step:
         return state, ()
     state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
     state = replace(state, is_interrupted=state.is_interrupted or decision.is_interrupt)
-    if state.phase is Phase.STOPPING:
+    if state.phase is AgentPhase.STOPPING:
         return (state, ()) if decision.in_place else stop_after_all(state)
-    if state.phase is Phase.JOINING and state.over and state.live and decision.in_place:
+    if state.phase is AgentPhase.JOINING and state.over and state.live and decision.in_place:
         return answer(state, generation)  # again: its ranks are parked, and nothing else is left
     # In Joining, the generation was stopped before its ranks started. Its store may already run.
     first = before_a_stop(state, decision)
@@ -421,7 +421,7 @@ def stop(state: Supervision, generation: int, decision: Decision) -> Step:
 
 
 def _stop_missed(state: Supervision, generation: int, decision: Decision, join: AgentJoined) -> Step:
-    if state.phase is not Phase.JOINING or (state.live and not decision.in_place):
+    if state.phase is not AgentPhase.JOINING or (state.live and not decision.in_place):
         return given_up(state, join)
     return answer(replace(state, missed=generation, last_seen=()), generation)
 
@@ -431,7 +431,7 @@ def begin_stopping(state: Supervision, decision: Decision | None = None) -> Step
         signum, name = state.preempted.signum, state.preempted.name
         state = replace(state, preempted=None, is_interrupted=signum == SIGINT)
         return leave(state, f"stopped by {name}", 128 + signum)
-    state = replace(state, phase=Phase.STOPPING, over=True, checkpoint="")
+    state = replace(state, phase=AgentPhase.STOPPING, over=True, checkpoint="")
     if decision is not None and decision.in_place:
         return pause_ranks(state, why(decision))
     if not state.live:
@@ -441,10 +441,10 @@ def begin_stopping(state: Supervision, decision: Decision | None = None) -> Step
 
 def given_up(state: Supervision, join: AgentJoined) -> Step:
     """The service has declared this node lost, and may have replaced it: stop its ranks."""
-    if state.phase is Phase.JOINING and not state.live:
+    if state.phase is AgentPhase.JOINING and not state.live:
         return state, (Send(join),)
     state = replace(state, rejoins=True, overtaken_by=None)
-    return stop_after_all(state) if state.phase is Phase.STOPPING else begin_stopping(state)
+    return stop_after_all(state) if state.phase is AgentPhase.STOPPING else begin_stopping(state)
 
 
 def finish(state: Supervision, action: Finish) -> Step:
@@ -452,17 +452,17 @@ def finish(state: Supervision, action: Finish) -> Step:
     if state.finish is None:
         state = replace(state, finish=action)
     assert state.finish is not None
-    if state.phase is Phase.STOPPING:
+    if state.phase is AgentPhase.STOPPING:
         return stop_after_all(state)
-    if state.phase is Phase.JOINING and not state.live:
-        return replace(state, phase=Phase.DONE), (state.finish,)
+    if state.phase is AgentPhase.JOINING and not state.live:
+        return replace(state, phase=AgentPhase.DONE), (state.finish,)
     return begin_stopping(state)
 
 
 def stop_requested(state: Supervision, event: StopRequested) -> Step:
     # The interrupt of another node is not the first signal of this one: people type Ctrl-C on all nodes at once.
     is_repeated = state.finish is not None or (state.job_failed and not state.is_interrupted)
-    if state.phase is Phase.STOPPING and is_repeated:
+    if state.phase is AgentPhase.STOPPING and is_repeated:
         return hurry(state)
     state = replace(state, preempted=None, is_interrupted=event.signum == SIGINT)
     return leave(state, f"stopped by {event.name}", 128 + event.signum)
@@ -507,9 +507,9 @@ def pause(state: Supervision, event: RankHeals | CannotHeal | RankParked | Grace
     if not known or (not isinstance(event, GraceOver) and event.local_rank not in state.live):
         return state, ()
     match event:
-        case RankHeals(_, local_rank, heals) if state.phase is Phase.RUNNING:
+        case RankHeals(_, local_rank, heals) if state.phase is AgentPhase.RUNNING:
             return _rank_heals(state, local_rank, heals=heals)
-        case CannotHeal(generation, _, reason) if state.phase is Phase.RUNNING:
+        case CannotHeal(generation, _, reason) if state.phase is AgentPhase.RUNNING:
             return replace(state, is_ready=False), (Send(HealReady(state.agent, generation, False, reason)),)
         case RankParked(_, local_rank) if local_rank not in state.parked:
             return _rank_parked(state, local_rank)
@@ -527,7 +527,7 @@ def _rank_heals(state: Supervision, local_rank: int, *, heals: bool) -> Step:
 def report_ready(state: Supervision) -> Step:
     """Tell the service if this has changed: whether all live ranks can be paused."""
     is_ready = set(state.live) == set(state.heals)
-    if state.phase is not Phase.RUNNING or not state.live or is_ready == state.is_ready:
+    if state.phase is not AgentPhase.RUNNING or not state.live or is_ready == state.is_ready:
         return state, ()
     told = Send(HealReady(state.agent, state.generation, is_ready))
     return replace(state, is_ready=is_ready), (told,)
@@ -535,7 +535,7 @@ def report_ready(state: Supervision) -> Step:
 
 def _rank_parked(state: Supervision, local_rank: int) -> Step:
     state = replace(state, parked=tuple(sorted((*state.parked, local_rank))))
-    if state.phase is Phase.RUNNING:
+    if state.phase is AgentPhase.RUNNING:
         return state, (StartGrace(state.generation, Grace.UNASKED),)
     return sweep_in_place(state)
 
@@ -567,7 +567,7 @@ def parked_rank_ended(state: Supervision, event: RankEnded, assignment: Assignme
 def _unasked(state: Supervision) -> Step:
     """Report a rank that has parked although no failure was reported."""
     mine = state.assignment
-    if mine is None or state.phase is not Phase.RUNNING or not state.parked:
+    if mine is None or state.phase is not AgentPhase.RUNNING or not state.parked:
         return state, ()
     first = min(state.parked)
     failure = FailureClass.CONSEQUENCE
@@ -648,7 +648,7 @@ def signal_ranks(state: Supervision) -> Step:
 
 
 def grace_over(state: Supervision, fact: GraceOver) -> Step:
-    if fact.generation != state.generation or state.phase is not Phase.STOPPING or not state.live:
+    if fact.generation != state.generation or state.phase is not AgentPhase.STOPPING or not state.live:
         return state, ()
     match fact.kind:
         case Grace.OF_ACCUSED:
@@ -714,7 +714,7 @@ def inquire(
     event: Examine | Accused | StallDetected | Inspected | StacksTaken | CommunicationFailed | ConditionMet,
 ) -> Step:
     agent, generation = state.agent, event.generation
-    if generation != state.generation or state.phase is not Phase.RUNNING:
+    if generation != state.generation or state.phase is not AgentPhase.RUNNING:
         silent = Send(Examined(agent, generation, ()))
         return state, ((silent,) if isinstance(event, Examine | Inspected) else ())
     match event:
@@ -737,14 +737,16 @@ def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
     if decision.kind in _PEERS_STAY or decision.is_interrupt:
         return ()
     looks = (
-        decision.cause is not None and decision.cause.may_be_a_consequence and state.phase is Phase.RUNNING
+        decision.cause is not None
+        and decision.cause.may_be_a_consequence
+        and state.phase is AgentPhase.RUNNING
     )
     released = () if decision.in_place else release(state, why(decision))  # in place, a pause releases them
     return (*((InspectLast(state.generation),) if looks else ()), *released)
 
 
 def release(state: Supervision, reason: str) -> tuple[Action, ...]:
-    running = state.phase is Phase.RUNNING and bool(state.live)
+    running = state.phase is AgentPhase.RUNNING and bool(state.live)
     return (AbortGroups(state.generation, reason),) if running else ()
 
 
@@ -782,16 +784,16 @@ def store_lost(state: Supervision, event: StoreLost) -> Step:
     mine = state.assignment
     if mine is None or event.generation != state.generation or state.over:
         return state, ()
-    if state.phase is Phase.RUNNING:
+    if state.phase is AgentPhase.RUNNING:
         return state, (failed_for(state, mine, event.reason, FailureClass.NETWORK, TRY_AGAIN),)
     return cannot_start(state, mine, event.reason, FailureClass.NETWORK, TRY_AGAIN)
 
 
 def zygote_replaced(state: Supervision, event: ZygoteReplaced) -> Step:
     match state.phase:
-        case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
+        case AgentPhase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
             return _store_lost_with_zygote(state, state.assignment, event)
-        case Phase.STOPPING if not state.live:
+        case AgentPhase.STOPPING if not state.live:
             return state, (sweep(state),)
         case _:
             return state, ()

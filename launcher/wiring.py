@@ -19,6 +19,7 @@ from launcher.answers.restart_watch import RestartWatch, Traces
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import (
     AgentEvent,
+    AgentPhase,
     CheckpointOver,
     CheckpointSignal,
     Grace,
@@ -26,7 +27,6 @@ from launcher.exchange import (
     Inspected,
     Isolated,
     LastInspected,
-    Phase,
     RankEnded,
     StacksTaken,
     StallDetected,
@@ -42,11 +42,11 @@ from launcher.health.time_watch import TimeWatch
 from launcher.health.watch import HangWatch
 from launcher.joining import addresses
 from launcher.joining.join import node_facts
-from launcher.notify.announcer import Announcer
+from launcher.notify.announcer import EventNotifier
 from launcher.output.lines import can_redraw, printable
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
-from launcher.progress import Signs
+from launcher.progress import ProgressSigns
 from launcher.ranks.checkpoint import CheckpointRequester
 from launcher.ranks.editions import Editions
 from launcher.ranks.worker import Workers
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
-    from launcher.answers.restart_clock import Clock
+    from launcher.answers.restart_clock import RestartClock
     from launcher.exchange import Action, Finish, Supervision
-    from launcher.joining.connect import Connection
+    from launcher.joining.connect import ServiceConnection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
@@ -90,7 +90,7 @@ class Shell:
     user_messages: UserMessages
     waiting_messages: WaitingMessages
     began: float  # on the monotonic clock
-    announcer: Announcer
+    announcer: EventNotifier
     journals: Journals | None
 
 
@@ -113,7 +113,7 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
         user_messages,
         WaitingMessages(user_messages.say),
         time.monotonic(),
-        Announcer(spec, logs.say, boundary),
+        EventNotifier(spec, logs.say, boundary),
         _journals(folder, spec.log.journal_limit, logs),
     )
 
@@ -128,7 +128,7 @@ def _journals(folder: LogFolder, limit: int, logs: LogPump) -> Journals | None:
     return Journals(folder.path, limit, complain) if limit else None
 
 
-def open_journal(shell: Shell, connection: Connection, state: Supervision) -> Recorder:
+def open_journal(shell: Shell, connection: ServiceConnection, state: Supervision) -> Recorder:
     """Return the function that gets each step of the agent's state machine, which begins with this state."""
     if shell.journals is None:
         return lambda _event, _actions, _after: None
@@ -164,7 +164,7 @@ def begin_preflight(shell: Shell) -> Preflight | None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    connection: Connection
+    connection: ServiceConnection
     join: AgentJoined
     ranks: Workers
     question: CheckpointRequester
@@ -195,7 +195,7 @@ def _waiting_for_a_person(logs: LogPump, ranks: Workers) -> list[int]:
     return logs.blocked_ranks() + ranks.waiting_for_input(logs.prompting_ranks())
 
 
-def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Parts:
+def build_parts(shell: Shell, connection: ServiceConnection, listener: IsolationListener) -> Parts:
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     shell.logs.input_wait = ranks.input_wait
@@ -252,7 +252,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
     )
 
 
-def _send_progress(shell: Shell, connection: Connection, ranks: Workers) -> None:
+def _send_progress(shell: Shell, connection: ServiceConnection, ranks: Workers) -> None:
     progressed = ranks.pages.progressed_with_others
     connection.session.ask_for_progress(
         lambda: shell.boundary.called("reading the status pages for a heartbeat", progressed, False)
@@ -273,15 +273,17 @@ def _hang_watch(shell: Shell, ranks: Workers) -> HangWatch:
     )
 
 
-def _time_watch(shell: Shell, connection: Connection, ranks: Workers, node: NodeWatch) -> TimeWatch:
+def _time_watch(shell: Shell, connection: ServiceConnection, ranks: Workers, node: NodeWatch) -> TimeWatch:
     send = connection.session.send
     watch = TimeWatch(shell.spec.nproc, shell.began, ranks.pages, send, shell.boundary)
     node.rank_times = watch.divided
     return watch
 
 
-def _restart_watch(shell: Shell, connection: Connection, ranks: Workers, node: NodeWatch) -> RestartWatch:
-    def stepped(clock: Clock) -> None:
+def _restart_watch(
+    shell: Shell, connection: ServiceConnection, ranks: Workers, node: NodeWatch
+) -> RestartWatch:
+    def stepped(clock: RestartClock) -> None:
         parts_s = restart_clock.parts_s(clock)
         numbered = (view.step for view in ranks.pages.views() if view.totals.numbers_steps)
         shell.user_messages.report_back(sum(parts_s.values()), min(numbered, default=None))
@@ -360,7 +362,7 @@ class BackgroundTasks:
 # launcher/progress.py defines progress.
 
 
-class Listener(Protocol):
+class IsolationListener(Protocol):
     def isolated(self, reason: str) -> None:
         """Called when the ranks must be stopped: no service and no progress for `--isolation-timeout`."""
 
@@ -379,7 +381,7 @@ class IsolationWatch:
         pids: Callable[[], Iterable[int]],
         output_bytes: Callable[[], int],
         step: Callable[[], int | None],
-        listener: Listener,
+        listener: IsolationListener,
     ) -> None:
         self._timeout_s, self._give_up_s = timeout_s, give_up_s
         self._pids, self._output_bytes, self._step, self._listener = pids, output_bytes, step, listener
@@ -423,11 +425,11 @@ class IsolationWatch:
         else:
             self._check_later()
 
-    def _signs(self) -> Signs:
+    def _signs(self) -> ProgressSigns:
         ranks = tuple(self._pids())
         pids = [pid for rank in ranks for pid in (rank, *tree.descendants(rank))]
         cpu_s = sum(stat.cpu_s for stat in map(process_stat, pids) if stat is not None)
-        return Signs(self._loop.time(), cpu_s, self._output_bytes(), len(ranks), self._step())
+        return ProgressSigns(self._loop.time(), cpu_s, self._output_bytes(), len(ranks), self._step())
 
 
 # --- the progress line -----------------------------------------------------------------------------
@@ -465,7 +467,7 @@ class StatusLine:
                 self._text = f"{reason} ({present} of {wanted} nodes)"
             case _ if state.assignment is not None:
                 self._text = _running_text(state, isinstance(event, Assigned))
-        self._views = self._read if state.phase is Phase.RUNNING else None
+        self._views = self._read if state.phase is AgentPhase.RUNNING else None
         if self._shown:
             self._show()
 
@@ -524,13 +526,13 @@ def _running_text(state: Supervision, starting: bool) -> str:
     heals = f" | healed {counted(assignment.heals, 'time')}" if assignment.heals else ""
     restarted = assignment.restart_count - assignment.heals
     restarts = f"restarts {restarted} of {assignment.max_restarts}{heals}"
-    if state.phase is Phase.JOINING and state.parked:
+    if state.phase is AgentPhase.JOINING and state.parked:
         doing = f"healing, {counted(len(state.parked), 'rank')} paused"
-    elif starting or state.phase is Phase.JOINING:
+    elif starting or state.phase is AgentPhase.JOINING:
         doing = "starting"
     elif state.in_place:
         doing = f"healing, {len(state.parked)} of {len(state.live)} ranks paused"
-    elif state.phase is Phase.STOPPING:
+    elif state.phase is AgentPhase.STOPPING:
         doing = f"stopping, {counted(len(state.live), 'rank')} still running"
     else:
         doing = f"{len(state.live)} of {counted(assignment.nproc, 'rank')} running"
@@ -554,16 +556,16 @@ class UserMessages:
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
 
-    def report(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
+    def report(self, event: AgentEvent, state: Supervision, before: AgentPhase) -> None:
         """`state` is the state after the event, `before` the phase before it."""
         match event:
-            case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
+            case Stop(_, decision) if before is AgentPhase.RUNNING and decision.kind is not DecisionKind.FAIL:
                 self._report_stop(decision)
-            case Stop(_, decision) if before is Phase.RUNNING and decision.is_interrupt:
+            case Stop(_, decision) if before is AgentPhase.RUNNING and decision.is_interrupt:
                 self.say(f"{decision.reason}: stopping the ranks (up to {self._spec.shutdown_timeout_s:g} s)")
             case Assigned(assignment) if state.assignment == assignment:
                 self._report_reason(assignment.reason)  # which names the first of several causes
-            case StopRequested(_, name) if before is Phase.RUNNING:
+            case StopRequested(_, name) if before is AgentPhase.RUNNING:
                 grace = self._spec.shutdown_timeout_s
                 self.say(f"{name}: stopping the ranks (up to {grace:g} s; repeat the signal to kill at once)")
             case Waiting(stands_by=False) if self._held:  # for a replacement
@@ -576,19 +578,23 @@ class UserMessages:
                 self.say(text)
             case StoreReached(_, problem) if problem:
                 self.say(problem)
-            case CheckpointRequested(_, reason) if before is Phase.RUNNING:
+            case CheckpointRequested(_, reason) if before is AgentPhase.RUNNING:
                 self.say(f"the rendezvous service requests a checkpoint from the ranks: {reason}")
-            case CheckpointSignal(name) if before is Phase.RUNNING:
+            case CheckpointSignal(name) if before is AgentPhase.RUNNING:
                 grace = self._spec.checkpoint_grace_s
                 self.say(f"{name}: requesting a checkpoint from the ranks (up to {grace:g} s)")
-            case Isolated(reason) if before is Phase.RUNNING:
+            case Isolated(reason) if before is AgentPhase.RUNNING:
                 self.say(f"stopping the ranks of this node: {reason}")
             case _:
                 self._report_paused(event, state, before)
 
-    def _report_paused(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
+    def _report_paused(self, event: AgentEvent, state: Supervision, before: AgentPhase) -> None:
         """Report ranks that could not be paused."""
-        if before is Phase.JOINING and state.phase is Phase.RUNNING and state.assignment is not None:
+        if (
+            before is AgentPhase.JOINING
+            and state.phase is AgentPhase.RUNNING
+            and state.assignment is not None
+        ):
             new = set(range(state.assignment.nproc)) - set(state.kept)
             self._replaced = tuple(_global(state, sorted(new))) if state.kept else None
         match event:
@@ -598,7 +604,7 @@ class UserMessages:
                 self.say(
                     f"{who} did not leave its collective or native code within {timeout}, and was killed"
                 )
-            case RankEnded(_, _, Cause() as cause) if before is Phase.JOINING:
+            case RankEnded(_, _, Cause() as cause) if before is AgentPhase.JOINING:
                 self.say(
                     f"rank {cause.rank} ended while it was paused: {cause.reason}; it will be started anew"
                 )

@@ -28,7 +28,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CompletedCommand:
     name: str
     help: str = ""
     flags: tuple[Flag, ...] = ()
@@ -40,7 +40,7 @@ class Command:
 class Program:
     name: str
     flags: tuple[Flag, ...]
-    commands: tuple[Command, ...]
+    commands: tuple[CompletedCommand, ...]
     jobs: str = ""  # prints the ids of jobs
     runs_script: bool = False  # any other word is a script; what follows belongs to it
 
@@ -61,10 +61,12 @@ def of_parser(parser: argparse.ArgumentParser, jobs: str = "") -> Program:
     return Program(parser.prog, _flags(parser), tuple(commands), jobs)
 
 
-def _command(name: str, parser: Any, help_text: str) -> Command:
+def _command(name: str, parser: Any, help_text: str) -> CompletedCommand:
     positional = [each for each in parser._actions if not each.option_strings]
     words = tuple(str(word) for each in positional for word in each.choices or ())
-    return Command(name, help_text, _flags(parser), words, any(each.dest == "job" for each in positional))
+    return CompletedCommand(
+        name, help_text, _flags(parser), words, any(each.dest == "job" for each in positional)
+    )
 
 
 def _flags(parser: argparse.ArgumentParser) -> tuple[Flag, ...]:

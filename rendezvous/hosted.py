@@ -29,7 +29,7 @@ class PrivateService:
 
 
 @dataclass(frozen=True, slots=True)
-class Protection:
+class ServiceCredentials:
     """The credentials that protect a service run by an agent."""
 
     secret: Secret | None = None
@@ -44,9 +44,9 @@ class Protection:
         return self.secret is not None or bool(self.certificate and (self.token_keys or self.client_ca))
 
 
-def protection(environ: Mapping[str, str], secret: Secret | None) -> Protection:
+def protection(environ: Mapping[str, str], secret: Secret | None) -> ServiceCredentials:
     """Read the credentials from the environment. Raises `OptionsUnusable`."""
-    found = Protection(
+    found = ServiceCredentials(
         secret,
         *(environ.get(f"{ENV}{name}", "") for name in ("TLS_CERT", "TLS_KEY", "CLIENT_CA", "TOKEN_KEYS")),
     )
@@ -58,7 +58,7 @@ def protection(environ: Mapping[str, str], secret: Secret | None) -> Protection:
 
 
 async def serve(
-    address: str, protected: Protection, journals: Journals | None = None
+    address: str, protected: ServiceCredentials, journals: Journals | None = None
 ) -> Callable[[], Awaitable[None]]:
     """Serve at HOST:PORT until the returned function is called, unless another agent serves there already.
 

@@ -15,7 +15,7 @@ import grpc.aio  # noqa: E402
 
 from rendezvous.access.auth import Gate, Refusals  # noqa: E402
 from rendezvous.metrics import Metrics  # noqa: E402
-from rendezvous.service.agent_stream import MESSAGE_BYTES, Limits  # noqa: E402
+from rendezvous.service.agent_stream import MESSAGE_BYTES, ServiceLimits  # noqa: E402
 from rendezvous.service.calls import Calls  # noqa: E402
 from rendezvous.service.jobs import summaries_of  # noqa: E402
 from rendezvous.service.operations import Operations  # noqa: E402
@@ -44,7 +44,7 @@ class _OneJob:
 
 
 def calls_of(job: EmbeddedRendezvous) -> tuple[Operations, Calls]:
-    limits, metrics, gate = Limits(), Metrics(), Gate("")
+    limits, metrics, gate = ServiceLimits(), Metrics(), Gate("")
     calls = Calls(gate, metrics, Refusals(metrics), limits)
     return Operations(_OneJob(job), gate, limits), calls  # type: ignore[arg-type]
 

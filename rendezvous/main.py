@@ -221,7 +221,7 @@ def _certificates(settled: Mapping[str, Any]) -> Any:
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:
-    from rendezvous.service.agent_stream import Limits
+    from rendezvous.service.agent_stream import ServiceLimits
     from rendezvous.service.server import ServerOptions
 
     return ServerOptions(
@@ -232,7 +232,7 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
         history_s=settled["history"] * 86_400.0,
         resume_grace_s=settled["resume_grace"],
         reflection=settled["reflection"],
-        limits=Limits(jobs=int(settled["max_jobs"]), agents=int(settled["max_agents"])),
+        limits=ServiceLimits(jobs=int(settled["max_jobs"]), agents=int(settled["max_agents"])),
         journals=_journals(
             settled["journal_dir"], int(settled["journal_limit"]), int(settled["journal_space"])
         ),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket
 
 from ddp.comm_hooks.plain import checked_buffer
-from ddp.comm_hooks.resumable import Memory, Resumable
+from ddp.comm_hooks.resumable import HookMemory, Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.reducer.device import to_device
 from ddp.telemetry.coded import WrongValue
@@ -54,9 +54,9 @@ class PowerSGD(Resumable):
         self.error_feedback = error_feedback
         self.warm_start = warm_start
         self.seed = seed
-        self.factors = Memory()
+        self.factors = HookMemory()
 
-    def memories(self) -> dict[str, Memory]:
+    def memories(self) -> dict[str, HookMemory]:
         return {**super().memories(), "factors": self.factors}
 
     @property

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Tensors that a hook keeps for each parameter from step to step, even if parameters move to other buckets.
 
 
-class Memory:
+class HookMemory:
     """One stored tensor per parameter, such as its compression error."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class Memory:
             parameter = known[name]
             self._kept[parameter] = value.to(parameter.device, copy=True)
 
-    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
-        return Memory, ()
+    def __reduce__(self) -> tuple[type[HookMemory], tuple[()]]:
+        return HookMemory, ()
 
 
 def _pieces(
@@ -98,7 +98,7 @@ class Resumable:
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
         self.step = 0
-        self.errors = Memory()
+        self.errors = HookMemory()
         self._staged = Staged()
 
     @property
@@ -132,7 +132,7 @@ class Resumable:
             memory.clear()
         self._staged = Staged()
 
-    def memories(self) -> dict[str, Memory]:
+    def memories(self) -> dict[str, HookMemory]:
         return {"errors": self.errors}
 
     def state_dict(self, module: torch.nn.Module) -> dict[str, Any]:

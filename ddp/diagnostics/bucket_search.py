@@ -56,19 +56,19 @@ def sizes_to_measure(total_bytes: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class GradientTimes:
     """When each gradient arrived, and when all were computed, in seconds after the start of the backward."""
 
     at: tuple[float, ...]
     computed: float
 
 
-def arrivals(steps: Sequence[Sequence[float]], computed: Sequence[float]) -> Arrivals:
+def arrivals(steps: Sequence[Sequence[float]], computed: Sequence[float]) -> GradientTimes:
     """Medians over several steps; each step has a time for every parameter."""
-    return Arrivals(tuple(median(times) for times in zip(*steps, strict=True)), median(computed))
+    return GradientTimes(tuple(median(times) for times in zip(*steps, strict=True)), median(computed))
 
 
-def exposed(plan: BucketPlan, facts: Sequence[ParameterInfo], seen: Arrivals, curve: Curve) -> float:
+def exposed(plan: BucketPlan, facts: Sequence[ParameterInfo], seen: GradientTimes, curve: Curve) -> float:
     """Predict how long communication continues after the computation has ended, in seconds."""
     free = 0.0
     for bucket in plan.buckets:
@@ -82,7 +82,7 @@ def candidates(
     order: Sequence[int],
     default: Limits,
     transport: Transport,
-    seen: Arrivals,
+    seen: GradientTimes,
     curve: Curve,
 ) -> list[Limits]:
     """Return the limits with the shortest predicted step, best first, without those that give the default plan."""

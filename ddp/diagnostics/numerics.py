@@ -33,12 +33,12 @@ import torch.distributed as dist
 
 from ddp.diagnostics import numerics_report
 from ddp.diagnostics.bucket_observer import BucketObserver
-from ddp.diagnostics.numerics_report import RankReport
+from ddp.diagnostics.numerics_report import RankNumerics
 from ddp.reducer.collectives import gather_rows
 from ddp.reducer.device import HostCopy
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import capture, torch_api, torch_names
-from ddp.telemetry.coded import Coded, WrongValue
+from ddp.telemetry.coded import CodedError, WrongValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ _MULTIPLIER = 0x9E3779B1
 _NAN = 2
 
 
-class NumericsError(Coded, RuntimeError):
+class NumericsError(CodedError, RuntimeError):
     """Raised by `backward()` on all ranks at the same step, with the same text."""
 
     code = "DDP-7005"
@@ -194,7 +194,7 @@ class NumericsCheck(BucketObserver):
         if any(row[3] for row in rows):
             return
         found = [
-            RankReport(dist.get_global_rank(sender.group, i), row[0], bool(row[1]), row[2])
+            RankNumerics(dist.get_global_rank(sender.group, i), row[0], bool(row[1]), row[2])
             for i, row in enumerate(rows)
             if row[0] >= 0
         ]

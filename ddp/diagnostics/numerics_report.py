@@ -15,7 +15,7 @@ _MAX_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class RankReport:
+class RankNumerics:
     """The non-finite gradients of one rank, before averaging."""
 
     rank: int
@@ -24,7 +24,7 @@ class RankReport:
     count: int  # number of parameters with a non-finite gradient
 
 
-def report_gradients(reports: Sequence[RankReport], names: Sequence[str], step: int) -> str:
+def report_gradients(reports: Sequence[RankNumerics], names: Sequence[str], step: int) -> str:
     """`reports`: one for each rank with a non-finite gradient, ordered by rank; at least one."""
     shown = "; ".join(_describe(report, names) for report in reports[:_MAX_RANKS])
     more = f"; and {len(reports) - _MAX_RANKS} more ranks" if len(reports) > _MAX_RANKS else ""
@@ -35,7 +35,7 @@ def _step(number: int) -> str:
     return f"step {number} (steps under no_sync() are not counted)"
 
 
-def _describe(report: RankReport, names: Sequence[str]) -> str:
+def _describe(report: RankNumerics, names: Sequence[str]) -> str:
     what = "NaN" if report.is_nan else "Inf"
     others = report.count - 1
     more = (
@@ -46,7 +46,7 @@ def _describe(report: RankReport, names: Sequence[str]) -> str:
     return f"rank {report.rank} has {what} in the gradient of {names[report.first]}{more}"
 
 
-def _advise(reports: Sequence[RankReport], names: Sequence[str]) -> str:
+def _advise(reports: Sequence[RankNumerics], names: Sequence[str]) -> str:
     if all(report.count == len(names) for report in reports):
         return "All gradients of these ranks are non-finite: check the loss and the input of this step on these ranks."
     return (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     start: int
     end: int
 
@@ -31,18 +31,18 @@ class Span:
 class BucketTimes:
     number: int
     nbytes: int
-    copies: tuple[Span, ...]
+    copies: tuple[TimeSpan, ...]
     launched: int
     done: int
-    wait: Span
+    wait: TimeSpan
 
     @property
     def ready(self) -> int:
         return self.copies[-1].end
 
     @property
-    def in_flight(self) -> Span:
-        return Span(self.launched, self.done)
+    def in_flight(self) -> TimeSpan:
+        return TimeSpan(self.launched, self.done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class StepTimes:
     buckets: tuple[BucketTimes, ...]
 
     @property
-    def forward(self) -> Span:
-        return Span(self.forward_start, self.backward_start)
+    def forward(self) -> TimeSpan:
+        return TimeSpan(self.forward_start, self.backward_start)
 
     @property
-    def backward(self) -> Span:
-        return Span(self.backward_start, self.compute_end)
+    def backward(self) -> TimeSpan:
+        return TimeSpan(self.backward_start, self.compute_end)
 
     @property
     def copying(self) -> int:
@@ -75,7 +75,7 @@ class StepTimes:
         return sum(bucket.wait.length for bucket in self.buckets)
 
 
-def covered(spans: Sequence[Span]) -> int:
+def covered(spans: Sequence[TimeSpan]) -> int:
     """Return the total time that the spans cover."""
     total, reached = 0, None
     for span in sorted(spans, key=lambda one: one.start):
@@ -138,14 +138,14 @@ def _bucket_events(bucket: BucketTimes, rank: int, step_args: Event) -> list[Eve
     events = [_event("copy", copy, rank, _COPIES, args) for copy in bucket.copies]
     if bucket.launched > bucket.ready:
         events.append(
-            _event("waits for earlier buckets", Span(bucket.ready, bucket.launched), rank, lane, args)
+            _event("waits for earlier buckets", TimeSpan(bucket.ready, bucket.launched), rank, lane, args)
         )
     events.append(_event("transfer", bucket.in_flight, rank, lane, args))
     events.append(_event(f"exposed: bucket {bucket.number}", bucket.wait, rank, _STEP, args))
     return events
 
 
-def _event(name: str, span: Span, rank: int, lane: int, args: Event) -> Event:
+def _event(name: str, span: TimeSpan, rank: int, lane: int, args: Event) -> Event:
     place: Event = {"ph": "X", "pid": rank, "tid": lane, "cat": "ddp", "args": args}
     return {"name": name, "ts": span.start / 1000, "dur": span.length / 1000, **place}
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp.diagnostics import timeline
 from ddp.diagnostics.bucket_observer import BucketObserver
-from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
+from ddp.diagnostics.timeline import BucketTimes, StepTimes, TimeSpan
 from ddp.reducer.device import clock_of
 from ddp.reducer.torch_reducer import reducer_of
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MARKS = ("forward_start", "backward_start", "compute_end")
 
 
-class Recorder(BucketObserver):
+class StepRecorder(BucketObserver):
     """Records the times of each step."""
 
     not_capturable = (
@@ -120,12 +120,12 @@ class Recorder(BucketObserver):
 
     def _bucket(self, step: _Step, number: int) -> BucketTimes:
         time_of = self.clock.nanoseconds
-        wait = Span(*map(time_of, step.waits[number]))
+        wait = TimeSpan(*map(time_of, step.waits[number]))
         done = time_of(step.done[number]) if number in step.done else wait.end
         return BucketTimes(
             number,
             step.sizes[number],
-            tuple(Span(*map(time_of, copy)) for copy in step.copies[number]),
+            tuple(TimeSpan(*map(time_of, copy)) for copy in step.copies[number]),
             time_of(step.launched[number]),
             min(done, wait.end),  # the callback may run late, but after our wait the bucket is done
             wait,
@@ -149,7 +149,7 @@ class _Step:
 class Timeline:
     """The steps of this rank that a trace has recorded so far."""
 
-    def __init__(self, recorder: Recorder, rank: int, asynchronous: bool) -> None:
+    def __init__(self, recorder: StepRecorder, rank: int, asynchronous: bool) -> None:
         self._recorder = recorder
         self._rank = rank
         self._asynchronous = asynchronous  # the device runs asynchronously, and has no clock of its own
@@ -181,7 +181,7 @@ class Timeline:
 def trace(module: Any, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
     """Record every averaged step of `module` inside the block; at its end write the timeline to `path`, if given."""
     reducer = reducer_of(module, "ddp.trace")
-    recorder = Recorder(reducer)
+    recorder = StepRecorder(reducer)
     asynchronous = reducer.sender.device.type != "cpu" and not recorder.clock.is_on_device
     seen = Timeline(recorder, reducer.rank, asynchronous)
     recorder.begin()

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 _PATIENCE_S = 20.0  # with a store that does not answer
 _FOLDER = "folder of the commits, as in State(folder=...): a path or a URL such as s3://bucket/run"
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        code = "" if isinstance(error, Coded) else " [DDP-8001]"
+        code = "" if isinstance(error, CodedError) else " [DDP-8001]"
         sys.stderr.write(f"python -m ddp.elastic: {error}{code}\n")
         return 2
 

@@ -54,7 +54,7 @@ Holdings = tuple[tuple[ReadableImage, ...], ...]  # by rank
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ImageSource:
     """An image of a part, and the ranks that can read it."""
 
     image: str
@@ -63,9 +63,9 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CommitChoice:
     commit: CommitName
-    parts: tuple[tuple[Source, ...], ...]  # for each part all of its images, ordered by rank
+    parts: tuple[tuple[ImageSource, ...], ...]  # for each part all of its images, ordered by rank
 
     @property
     def in_memory(self) -> bool:
@@ -76,7 +76,7 @@ class Choice:
         """Whether there is nothing to verify or to compare: what is in memory was written as a whole."""
         return all(len(part) == 1 and part[0].in_memory for part in self.parts)
 
-    def images(self) -> tuple[Source, ...]:
+    def images(self) -> tuple[ImageSource, ...]:
         return tuple(source for part in self.parts for source in part)
 
 
@@ -84,7 +84,7 @@ def is_due(number: int, every: int) -> bool:
     return every > 0 and number % every == 0
 
 
-def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | None:
+def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> CommitChoice | None:
     """Return the newest commit of which every part is readable by some rank, without the damaged images in `bad`.
 
     If a rank died before it wrote its own image of this commit, the state of its random generators is missing there.
@@ -118,7 +118,9 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     return next(whole, first)
 
 
-def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]], world_size: int) -> Choice | None:
+def _choice(
+    commit: CommitName, seen: list[tuple[int, ReadableImage]], world_size: int
+) -> CommitChoice | None:
     parts: dict[int, dict[str, tuple[list[int], bool]]] = {}
     for reader, each in seen:
         if each.part is not None:
@@ -127,7 +129,7 @@ def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]], world_siz
     wanted = max(each.parts for _reader, each in seen)
     if sorted(parts) != list(range(wanted)):
         return None
-    return Choice(commit, tuple(_sources(parts[part], world_size) for part in range(wanted)))
+    return CommitChoice(commit, tuple(_sources(parts[part], world_size) for part in range(wanted)))
 
 
 def _has_all_private(seen: list[tuple[int, ReadableImage]], world_size: int) -> bool:
@@ -136,13 +138,13 @@ def _has_all_private(seen: list[tuple[int, ReadableImage]], world_size: int) -> 
     return len(own) == world_size
 
 
-def _sources(images: dict[str, tuple[list[int], bool]], world_size: int) -> tuple[Source, ...]:
+def _sources(images: dict[str, tuple[list[int], bool]], world_size: int) -> tuple[ImageSource, ...]:
     """Sort images by rank, so that all ranks get the same order. Those on disk are used only if none is in memory:
 
     they would have to be read and verified, and another node sends the image in memory sooner. If all ranks can read
     one in memory, it is the only one: then nothing has to be compared.
     """
-    sources = [Source(image, tuple(ranks), in_memory) for image, (ranks, in_memory) in images.items()]
+    sources = [ImageSource(image, tuple(ranks), in_memory) for image, (ranks, in_memory) in images.items()]
     best = [source for source in sources if source.in_memory] or sources
     ordered = sorted(best, key=lambda source: (source.ranks[0], source.image))
     for source in ordered:
@@ -151,18 +153,18 @@ def _sources(images: dict[str, tuple[list[int], bool]], world_size: int) -> tupl
     return tuple(ordered)
 
 
-def verifying_rank(source: Source, part: int) -> int:
+def verifying_rank(source: ImageSource, part: int) -> int:
     """The rank that verifies an image before any rank uses it. All ranks share the work if all can read all parts."""
     return source.ranks[part % len(source.ranks)]
 
 
-def keep_equal_images(choice: Choice, checksums: dict[str, int]) -> Choice:
+def keep_equal_images(choice: CommitChoice, checksums: dict[str, int]) -> CommitChoice:
     """For each part, keep only the images that are equal to its first image: replicas must have the same bits."""
     kept = tuple(
         tuple(each for each in part if checksums[each.image] == checksums[part[0].image])
         for part in choice.parts
     )
-    return Choice(choice.commit, kept)
+    return CommitChoice(choice.commit, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Broadcast:
     root: int
 
 
-def plan_broadcasts(choice: Choice, needs: tuple[tuple[int, ...], ...]) -> tuple[Broadcast, ...]:
+def plan_broadcasts(choice: CommitChoice, needs: tuple[tuple[int, ...], ...]) -> tuple[Broadcast, ...]:
     """The parts that some rank needs and cannot read, in the order in which all ranks broadcast them."""
     found = []
     for part, sources in enumerate(choice.parts):
@@ -323,14 +325,14 @@ def without_manifest(files: Iterable[str], among: Iterable[CommitName]) -> dict[
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TeamMember:
     node: str
     part: int  # of sharded state; 0 of 1 if all state is replicated
     parts: int
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class CommitRole:
     local_index: int  # among the ranks of its node
     part: int | None  # the part that this rank keeps; None: only its private state
     parts: int
@@ -338,7 +340,7 @@ class Role:
     writes_disk: bool
 
 
-def roles(members: tuple[Member, ...], all_keep: bool = False) -> tuple[Role, ...]:
+def roles(members: tuple[TeamMember, ...], all_keep: bool = False) -> tuple[CommitRole, ...]:
     """Assign who writes what.
 
     Replicated state: one rank per node keeps an image in memory, and one rank of the job writes the file. Shards: each
@@ -358,7 +360,7 @@ def roles(members: tuple[Member, ...], all_keep: bool = False) -> tuple[Role, ..
         keeps = member.parts > 1 or index == 0 or all_keep
         first = written.setdefault(member.part, rank) == rank
         part = member.part if keeps else None
-        found.append(Role(index, part, member.parts, keeps and member.part == 0, keeps and first))
+        found.append(CommitRole(index, part, member.parts, keeps and member.part == 0, keeps and first))
     return tuple(found)
 
 

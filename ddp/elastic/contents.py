@@ -21,7 +21,7 @@ from ddp.elastic import own
 from ddp.elastic.files import dcp
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.images import copies, leaves
-from ddp.elastic.images.leaves import OWN, Filled, Leaf, Piece
+from ddp.elastic.images.leaves import OWN, Filled, Leaf, TensorPiece
 from ddp.groups import accelerator
 from ddp.reducer.plan import Limits
 from ddp.telemetry.coded import WrongType, WrongValue
@@ -194,14 +194,14 @@ def tree_of(optimizer: SharedOut) -> dict[str, Any]:
                 slots.setdefault(name, []).extend(_pieces(each, value))
             else:
                 shape = tuple(value.shape)
-                slots[name] = [Piece(value, shape, tuple((0, length) for length in shape))]
+                slots[name] = [TensorPiece(value, shape, tuple((0, length) for length in shape))]
     return {"state": state, "param_groups": optimizer.numbered_groups()}
 
 
-def _pieces(each: Range, flat: torch.Tensor) -> Iterable[Piece]:
+def _pieces(each: Range, flat: torch.Tensor) -> Iterable[TensorPiece]:
     at = 0
     for box in each.boxes():
-        yield Piece(box.view(flat[at : at + box.numel]), each.shape, box.region)
+        yield TensorPiece(box.view(flat[at : at + box.numel]), each.shape, box.region)
         at += box.numel
 
 

@@ -148,7 +148,7 @@ def set(states: dict[str, Any]) -> None:
         _set_numpy(numpy, states["numpy"])
 
 
-class Holder:
+class GeneratorHolder:
     """Holds the states of all of them at each step, which must cost little: nothing is packed."""
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ def _as_numpy(value: Any) -> Any:
 # --- after a restart -----------------------------------------------------------------------------------
 
 
-def resume(team: Team, local: LocalImages, choice: commits.Choice) -> dict[str, Any] | None:
+def resume(team: Team, local: LocalImages, choice: commits.CommitChoice) -> dict[str, Any] | None:
     """Give each rank the generators that the rank of the same number saved; seed those of a new rank. Collective.
 
     If this rank's image is in the memory of another node, that node sends the state. Return all that belongs to this

@@ -24,7 +24,7 @@ from ddp.elastic.files.writer import CommitError
 from ddp.elastic.images import copies, image, leaves, spans
 from ddp.groups import accelerator
 from ddp.telemetry import capture, guard, status_page, torch_api
-from ddp.telemetry.coded import Coded, WrongType, WrongUse
+from ddp.telemetry.coded import CodedError, WrongType, WrongUse
 from ddp.telemetry.contracts import GENERATION
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Snapshot:
                 torch_api.copy_all([views[number] for number in self._of_host], copies)
 
 
-def _allocated(wanted: Iterable[spans.Span]) -> list[torch.Tensor]:
+def _allocated(wanted: Iterable[spans.DeviceSpan]) -> list[torch.Tensor]:
     """Allocate the memory of all spans, from what the training has never used: it would be missed at its next peak."""
     buffers = []
     for span in wanted:
@@ -298,13 +298,13 @@ class Overlap:
         self.settle()
         self._for = self._snapshot = None
 
-    def raise_error(self, failure: type[Coded], first: int = 0) -> None:
+    def raise_error(self, failure: type[CodedError], first: int = 0) -> None:
         """Raise an error if a commit from `first` on has failed and was not reported yet."""
         numbers = [number for number in list(self._failed) if number >= first]
         if not numbers:
             return
         number, error = numbers[-1], [self._failed.pop(each) for each in numbers][-1]
-        if isinstance(error, Coded):
+        if isinstance(error, CodedError):
             raise error
         raise failure(
             f"commit {number} could not be copied from the device: {error}. The commits before it are still valid. "
@@ -358,15 +358,15 @@ class Signature:
     """The metadata that is the same in all images of this rank in this generation."""
 
     lineage: str
-    role: commits.Role
+    role: commits.CommitRole
     rank: int
     world_size: int
     regions: int
     live: bool = False
 
-    def head(self, number: int) -> image.Head:
+    def head(self, number: int) -> image.ImageHead:
         role = self.role
-        return image.Head(
+        return image.ImageHead(
             number, self.lineage, role.part, role.parts, self.rank, self.world_size, self.regions, self.live
         )
 
@@ -376,7 +376,7 @@ class _Description:
     """The layout of tensors with these shapes, strides and dtypes."""
 
     looks: list[Any]
-    layout: image.Layout
+    layout: image.ImageLayout
     packed: bytes
 
     def places(self) -> list[tuple[Leaf, int]]:
@@ -392,8 +392,8 @@ class _Description:
 class _Commit:
     """All of a commit but the tensors."""
 
-    head: image.Head
-    index: image.Index
+    head: image.ImageHead
+    index: image.ImageIndex
     described: _Description
     names: Names | None  # if it is to be written to disk
 
@@ -564,7 +564,7 @@ class Keeper:
                 leaf.is_own or (role.part is not None and (leaf.sharded or role.keeps_replicas))
                 for leaf in found
             ]
-            layout = image.Layout.of(found, kept)
+            layout = image.ImageLayout.of(found, kept)
             self._described = _Description(looks, layout, layout.pack())
         return self._described
 

@@ -173,7 +173,7 @@ def _add_slot(local: LocalImages, path: Path, name: str) -> None:
     )
 
 
-def choose(team: Team, local: LocalImages) -> commits.Choice | None:
+def choose(team: Team, local: LocalImages) -> commits.CommitChoice | None:
     holdings = tuple(team.gather(tuple(local.held)))
     bad: frozenset[str] = frozenset()
     while choice := commits.newest(holdings, bad):
@@ -192,7 +192,7 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
 
 def check_survivors(
     positions: tuple[commits.Position | None, ...],
-    choice: commits.Choice | None,
+    choice: commits.CommitChoice | None,
     rank: int,
     in_shards: bool = False,
 ) -> None:
@@ -207,7 +207,7 @@ def check_survivors(
         log.warning(_REPEATED_IN_SHARDS if in_shards else _REPEATED, n_steps, choice.commit.number)
 
 
-def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:
+def _verify(rank: int, local: LocalImages, choice: commits.CommitChoice) -> tuple[dict[str, int], set[str]]:
     checksums: dict[str, int] = {}
     damaged: set[str] = set()
     for number, part in enumerate(choice.parts):
@@ -236,7 +236,7 @@ def _is_unavailable(local: LocalImages, error: Exception) -> bool:
 def parts(
     team: Team,
     local: LocalImages,
-    choice: commits.Choice,
+    choice: commits.CommitChoice,
     my_part: int,
     regions: int,
     prefers_own: bool = False,
@@ -269,14 +269,14 @@ def parts(
             yield here
 
 
-def _own_image(team: Team, local: LocalImages, choice: commits.Choice) -> image.Image | None:
+def _own_image(team: Team, local: LocalImages, choice: commits.CommitChoice) -> image.Image | None:
     for each in local.images.values():
         if each.commit == choice.commit and each.head.rank == team.rank and each.head.part is not None:
             return each
     return None
 
 
-def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int]:
+def _regions(team: Team, local: LocalImages, choice: commits.CommitChoice) -> list[int]:
     """The fingerprint of each part's regions, made by the rank that wrote the part."""
     mine = {
         part: local.images[sources[0].image].head.regions
@@ -293,7 +293,7 @@ def new_lineage(team: Team) -> str:
     return team.first(lambda: uuid.uuid4().hex[:12])
 
 
-def slots_of(local: LocalImages, choice: commits.Choice | None) -> set[str]:
+def slots_of(local: LocalImages, choice: commits.CommitChoice | None) -> set[str]:
     """Names of the slots with the chosen commit. The new generation overwrites them only after all others."""
     if choice is None:
         return set()

@@ -390,7 +390,7 @@ class State:
         is_whole = parts == 1 and not self._contents.averagers
         survivor, self._survivor = self._survivor or self._as_survivor(), None
         position = survivor.position(node, is_whole) if survivor is not None else None
-        told = team.gather((position, commits.Member(node, part, parts)))
+        told = team.gather((position, commits.TeamMember(node, part, parts)))
         positions, members = tuple(zip(*told, strict=True))
         save_live(survivor, team, positions)
         role = commits.roles(members, bool(self._contents.averagers))[team.rank]
@@ -431,7 +431,7 @@ class State:
         self,
         team: Team,
         places: list[Path],
-        role: commits.Role,
+        role: commits.CommitRole,
         regions: int,
         since: commits.CommitName,
         spared: set[str],
@@ -461,7 +461,9 @@ class State:
         if self._leaving is not None:
             self._leaving.detach()
 
-    def _restore_own(self, team: Team, local: LocalImages, choice: commits.Choice, same_size: bool) -> None:
+    def _restore_own(
+        self, team: Team, local: LocalImages, choice: commits.CommitChoice, same_size: bool
+    ) -> None:
         """Restore what belongs to this rank: generators, and objects in `PerRank`."""
         private = generators.resume(team, local, choice)
         if self._live is not None and self._live.number == choice.commit.number:
@@ -470,7 +472,7 @@ class State:
         else:
             own.load(self._contents.own, None if private is None else private.get(leaves.OWN, {}), same_size)
 
-    def _restore(self, images: Iterator[image.Image], choice: commits.Choice) -> Resumed:
+    def _restore(self, images: Iterator[image.Image], choice: commits.CommitChoice) -> Resumed:
         world_size = self._contents.restore(images)
         self._number = choice.commit.number
         return Resumed(self._number, choice.in_memory, world_size)

@@ -103,7 +103,7 @@ class Live:
     ) -> None:
         self._fields = fields
         self._own = [each for each in (own or {}).values() if isinstance(each, PerRank)]
-        self._generators = generators.Holder()
+        self._generators = generators.GeneratorHolder()
         self._buffers: list[_Buffers] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._others: list[Any] = []

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HostLayout:
     """The ranks of a group by host; hosts in the order of their lowest ranks."""
 
     hosts: tuple[tuple[int, ...], ...]
@@ -58,11 +58,11 @@ class Layout:
         return self.hosts[host % len(self.hosts)][self.member]
 
 
-def layout(host_keys: Sequence[str], rank: int) -> Layout:
+def layout(host_keys: Sequence[str], rank: int) -> HostLayout:
     hosts: dict[str, list[int]] = {}
     for number, key in enumerate(host_keys):
         hosts.setdefault(key, []).append(number)
-    return Layout(tuple(tuple(ranks) for ranks in hosts.values()), rank)
+    return HostLayout(tuple(tuple(ranks) for ranks in hosts.values()), rank)
 
 
 def choose(world_size: int, local_world_size: int, has_native: bool) -> str:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 import os
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ddp.telemetry.contracts import NATIVE
@@ -34,6 +35,15 @@ def native() -> ModuleType | None:
             f"cannot load the compiled core ({error}). Reinstall the package with a C compiler to build it"
         )
         return None
+
+
+def part(name: str) -> ModuleType | None:
+    """A compiled part that has a substitute in Python; None without it."""
+    try:
+        found: ModuleType | None = resolve_name(f"{name}:") if os.environ.get(NATIVE, "1") != "0" else None
+    except ImportError:
+        return None
+    return found
 
 
 def warn_once(reason: str) -> None:

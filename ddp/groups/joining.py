@@ -30,7 +30,7 @@ from ddp.groups.reform import Meeting
 from ddp.groups.reform_plan import Announced
 from ddp.groups.shared_work import FinishedWork
 from ddp.telemetry import guard, status_page, torch_api, torch_names
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 from ddp.telemetry.collective_marks import FACTS, copy_name
 from ddp.telemetry.contracts import GUARD, JOINS
 
@@ -42,7 +42,7 @@ _BARRIERS = ("barrier", "monitored_barrier")
 _LIBRARIES = (os.path.dirname(os.path.dirname(torch.__file__)), os.path.dirname(os.path.dirname(__file__)))
 
 
-class JoiningError(Coded, RuntimeError):
+class JoiningError(CodedError, RuntimeError):
     """The script communicates before the survivors do."""
 
     code = "DDP-7003"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
 
-    from ddp.groups.backends import Layout
+    from ddp.groups.backends import HostLayout
     from ddp.groups.shared_work import Core
 
 # torch annotates its methods more narrowly than it calls them.
@@ -57,7 +57,7 @@ class FormsCore(Protocol):
         timeout: timedelta,
         ranks: list[int],
         interrupted: Callable[[], str],
-    ) -> tuple[Core | None, Layout | None]: ...
+    ) -> tuple[Core | None, HostLayout | None]: ...
 
 
 class Membership(_ProcessGroup):  # type: ignore[misc]

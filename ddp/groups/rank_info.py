@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ _CURE = (
 )
 
 
-class InitError(Coded, RuntimeError):
+class InitError(CodedError, RuntimeError):
     """A process group cannot be created with this environment or these arguments."""
 
     code = "DDP-7002"

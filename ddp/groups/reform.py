@@ -39,7 +39,7 @@ from torch.distributed.rendezvous import rendezvous
 from ddp.groups import process_group, reform_plan, registry, stores, successors, wrappers
 from ddp.groups.membership import Membership, let_go
 from ddp.groups.rank_info import parse_rank_info
-from ddp.groups.reform_plan import END, Announced, CannotReform, Place, objection
+from ddp.groups.reform_plan import END, Announced, CannotReform, WorldPlace, objection
 from ddp.telemetry import collective_marks, guard
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class _Work:
     """What is to be formed anew. It is kept until all of it is formed: another failure may interrupt this."""
 
     groups: list[Registered]  # in the order of their creation
-    before: Place
+    before: WorldPlace
     n_created: int
 
 
@@ -203,7 +203,7 @@ def _take_apart() -> _Work | None:
             "meet again. Use init_method='env://' (the default), or ddp.init()"
         )
     default = next(each for each in known if each.is_default)
-    before = Place(default.ranks.index(dist.get_rank()), len(default.ranks))
+    before = WorldPlace(default.ranks.index(dist.get_rank()), len(default.ranks))
     if _mark is None:
         return _Work(known, before, registry.n_created())
     kept = [each for each in known if each.name in _mark.names]
@@ -227,9 +227,11 @@ def _leave(known: Registered) -> None:
 
 def _form(work: _Work, interrupted: Callable[[], str]) -> None:
     info = parse_rank_info(os.environ)
-    now = Place(info.rank, info.world_size)
+    now = WorldPlace(info.rank, info.world_size)
     given = [
-        reform_plan.Group(each.name, each.ranks, is_split=each.device is not None and not each.is_default)
+        reform_plan.GroupMembers(
+            each.name, each.ranks, is_split=each.device is not None and not each.is_default
+        )
         for each in work.groups
     ]
     chosen = reform_plan.new_groups(given, work.n_created, work.before, now)

@@ -15,20 +15,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class CannotReform(Coded, RuntimeError):
+class CannotReform(CodedError, RuntimeError):
     """This process cannot form its groups anew. It must be replaced by a new process."""
 
     code = "DDP-7004"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorldPlace:
     """A rank of a world."""
 
     rank: int
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupMembers:
     """A group of this process: torch's name, and the ranks of its members in the order of their group ranks."""
 
     name: str
@@ -44,7 +44,9 @@ class Group:
     is_split: bool = False  # made from the default group's communicator, which needs all ranks of the job
 
 
-def new_groups(groups: Sequence[Group], n_names: int, before: Place, now: Place) -> list[Group]:
+def new_groups(
+    groups: Sequence[GroupMembers], n_names: int, before: WorldPlace, now: WorldPlace
+) -> list[GroupMembers]:
     """Return the groups with their ranks in the new world, in the same order. The first is the default group.
 
     `n_names`: how many groups the script has created, of which this process may be a member or not.
@@ -52,7 +54,9 @@ def new_groups(groups: Sequence[Group], n_names: int, before: Place, now: Place)
     return [_new_group(group, groups, n_names, before, now) for group in groups]
 
 
-def _new_group(group: Group, groups: Sequence[Group], n_names: int, before: Place, now: Place) -> Group:
+def _new_group(
+    group: GroupMembers, groups: Sequence[GroupMembers], n_names: int, before: WorldPlace, now: WorldPlace
+) -> GroupMembers:
     everybody = len(group.ranks) == before.size
     own = set(range(n_names)) - {int(each.name) for each in groups if each.name.isdigit()}
     if everybody and before.size != now.size and not group.name.isdigit():
@@ -75,7 +79,7 @@ def _new_group(group: Group, groups: Sequence[Group], n_names: int, before: Plac
         raise CannotReform(
             f"the group {group.name} was split from the default group, which needs ranks that are not its members"
         )
-    return Group(group.name, tuple(range(now.size)) if everybody else group.ranks, group.is_split)
+    return GroupMembers(group.name, tuple(range(now.size)) if everybody else group.ranks, group.is_split)
 
 
 # --- announcements -------------------------------------------------------------------------------------

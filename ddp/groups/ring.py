@@ -87,7 +87,7 @@ def source_address(target: str) -> str:
 
 
 @dataclass(slots=True)
-class Links:
+class RingLinks:
     """The connections to the next and the previous host."""
 
     following: socket.socket
@@ -112,7 +112,7 @@ def join(
     previous: int,
     timeout_s: float,
     interrupted: Callable[[], str] = str,
-) -> Links:
+) -> RingLinks:
     """Connect to the next host and accept the previous one.
 
     `following`: address, port and secret of the next leader; `previous`: the rank that connects to this one;
@@ -130,7 +130,7 @@ def join(
     for each in (ahead, behind):
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return Links(ahead, behind)
+    return RingLinks(ahead, behind)
 
 
 def _expect(port: Port, previous: int, deadline: float, interrupted: Callable[[], str]) -> socket.socket:

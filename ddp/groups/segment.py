@@ -40,7 +40,7 @@ def host_key() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class SegmentListener:
     """The listening socket of this member, which accepts the other members until all have connected."""
 
     socket: socket.socket
@@ -48,12 +48,12 @@ class Listener:
     secret: str
 
 
-def open_listener() -> Listener:
+def open_listener() -> SegmentListener:
     name = f"ddp-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
     listener.listen(1024)
-    return Listener(listener, name, secrets.token_hex(16))
+    return SegmentListener(listener, name, secrets.token_hex(16))
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ def anonymous_file(length: int) -> int:
 
 
 def connect_members(
-    listener: Listener,
+    listener: SegmentListener,
     listeners: list[tuple[str, str]],
     member: int,
     length: int,
@@ -162,7 +162,11 @@ def accept(listener: socket.socket, deadline: float, interrupted: Callable[[], s
 
 
 def _accept_one(
-    listener: Listener, members: LocalMembers, member: int, deadline: float, interrupted: Callable[[], str]
+    listener: SegmentListener,
+    members: LocalMembers,
+    member: int,
+    deadline: float,
+    interrupted: Callable[[], str],
 ) -> None:
     """Accept one connection. Close it if its secret is wrong or if its member is already connected."""
     connection = accept(listener.socket, deadline, interrupted)

@@ -26,7 +26,7 @@ from torch.distributed import (
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from ddp.groups import core_loading, joining, ring, segment, stores
-from ddp.groups.backends import Layout, layout
+from ddp.groups.backends import HostLayout, layout
 from ddp.groups.core_arguments import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -428,10 +428,10 @@ class _Setup:
         self.timeout_s = max(timeout.total_seconds(), MIN_CREATION_S)
         self.ranks = ranks or list(range(size))
         self.interrupted = interrupted
-        self.listener: segment.Listener | None = None
+        self.listener: segment.SegmentListener | None = None
         self.port: ring.Port | None = None
 
-    def core(self) -> tuple[Any, Layout | None]:
+    def core(self) -> tuple[Any, HostLayout | None]:
         """Return the core's group and the hosts of its ranks. Both are None if all ranks must use Gloo."""
         entries = [
             _Entry(**json.loads(each))
@@ -482,7 +482,7 @@ class _Setup:
         address, number, secret = self.port.address, self.port.number, self.port.secret
         return replace(entry, address=address, port=number, port_secret=secret)
 
-    def _form(self, entries: list[_Entry]) -> tuple[Any, Layout]:
+    def _form(self, entries: list[_Entry]) -> tuple[Any, HostLayout]:
         for rank, entry in zip(self.ranks, entries, strict=True):
             if entry.reason:
                 raise _Unable(f"rank {rank} {entry.reason}")
@@ -502,7 +502,7 @@ class _Setup:
                 raise _Unable(f"rank {rank} {problem}")
         return made, placed
 
-    def _connect(self, entries: list[_Entry], placed: Layout) -> Any:
+    def _connect(self, entries: list[_Entry], placed: HostLayout) -> Any:
         native = core_loading.native()
         assert native is not None
         assert self.listener is not None
@@ -537,14 +537,14 @@ class _Setup:
             far.hand_over()
         return made
 
-    def _labels(self, entries: list[_Entry], placed: Layout) -> list[str]:
+    def _labels(self, entries: list[_Entry], placed: HostLayout) -> list[str]:
         """The ranks and the name of each host, for error messages."""
         return [
             f"{name_ranks([self.ranks[rank] for rank in ranks])} on {entries[ranks[0]].host_name}"
             for ranks in placed.hosts
         ]
 
-    def _link(self, entries: list[_Entry], placed: Layout) -> ring.Links:
+    def _link(self, entries: list[_Entry], placed: HostLayout) -> ring.RingLinks:
         assert self.port is not None
         following = entries[placed.leader_at(placed.host + 1)]
         previous = placed.leader_at(placed.host - 1)
@@ -552,7 +552,7 @@ class _Setup:
         return ring.join(self.port, self.rank, where, previous, self.timeout_s, self.interrupted)
 
 
-def _staging(placed: Layout) -> int:
+def _staging(placed: HostLayout) -> int:
     if len(placed.hosts) == 1:
         return STAGING_NEAR
     return STAGING_FAR if max(len(ranks) for ranks in placed.hosts) > 1 else STAGING_ALONE
@@ -566,7 +566,7 @@ def _forming(name: str) -> FormsCore:
         timeout: timedelta,
         ranks: list[int],
         interrupted: Callable[[], str],
-    ) -> tuple[Any, Layout | None]:
+    ) -> tuple[Any, HostLayout | None]:
         return _Setup(name, store, rank, size, timeout, ranks, interrupted).core()
 
     return form

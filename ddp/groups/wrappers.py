@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ddp.groups import successors
-from ddp.groups.reform_plan import CannotReform, Place
+from ddp.groups.reform_plan import CannotReform, WorldPlace
 from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 class _Known:
     """The place in which the models were sharded, and what the script has set for them."""
 
-    place: Place
+    place: WorldPlace
     switches: WeakKeyDictionary[Any, dict[str, bool]]  # by the parameter group of FSDP2
     last_backward: WeakKeyDictionary[Any, bool]  # by its state
 
@@ -78,7 +78,7 @@ def remember_shards() -> None:
     states = _states(modules) if modules and torch_api.has(torch_names.RESET_OF_FSDP) else []
     if states:
         known = _Known(
-            Place(dist.get_rank(), dist.get_world_size()), WeakKeyDictionary(), WeakKeyDictionary()
+            WorldPlace(dist.get_rank(), dist.get_world_size()), WeakKeyDictionary(), WeakKeyDictionary()
         )
         for state in states:
             known.last_backward[state] = state._state_ctx.is_last_backward
@@ -132,7 +132,7 @@ def _obstacle_of(modules: Iterable[Any]) -> str:
 
 
 def _check_place(kind: str) -> None:
-    now = Place(dist.get_rank(), dist.get_world_size())
+    now = WorldPlace(dist.get_rank(), dist.get_world_size())
     if _known and (before := _known[0].place) != now:
         raise CannotReform(
             f"the model is sharded ({kind}), and this process has the shard of rank {before.rank} of {before.size}. It "

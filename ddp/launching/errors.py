@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +13,7 @@ INVALID_ARGUMENT, CANNOT_PICKLE, RESULT_UNREADABLE = "DDP-6001", "DDP-6002", "DD
 PACKAGE_MISSING, JOB_FAILED = "DDP-1019", "DDP-5011"
 
 
-class LaunchError(Coded, RuntimeError):
+class LaunchError(CodedError, RuntimeError):
     """A job of `ddp.launch` could not start, or failed. `failure` has the facts of failure.json."""
 
     def __init__(

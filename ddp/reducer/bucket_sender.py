@@ -33,7 +33,7 @@ _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futu
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReducerSettings:
     """The arguments of the module that concern the reducer."""
 
     groups: tuple[ProcessGroup, ...]
@@ -73,7 +73,7 @@ class BucketSender:
         parameters: Sequence[torch.Tensor],
         names: Sequence[str],
         sparse: Sequence[bool],
-        settings: Settings,
+        settings: ReducerSettings,
     ) -> None:
         self.parameters = list(parameters)
         self.device = self.parameters[0].device
@@ -228,7 +228,7 @@ class BucketSender:
         self._hook_stream = getattr(self._hook[0], "upcast_stream", None) if self._hook is not None else None
         self.start_over()
 
-    def start_anew(self, settings: Settings) -> None:
+    def start_anew(self, settings: ReducerSettings) -> None:
         """Use the groups of these settings, from the first plan on, and drop what is in flight."""
         self._settings, self._collectives = settings, BucketCollectives(settings.groups, self.device)
         self._divisor, self._joining, self._launched, self._futures = None, None, 0, []

@@ -106,10 +106,10 @@ class Stopwatch:
         }
 
 
-class Log:
+class ReducerLogger:
     """A replacement for torch's Logger."""
 
-    def __init__(self, refresh: Callable[[Log], None]) -> None:
+    def __init__(self, refresh: Callable[[ReducerLogger], None]) -> None:
         self.data = Data()
         self._refresh = refresh
 

@@ -24,10 +24,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from ddp.groups import joining, wrappers
 from ddp.reducer import agreement, errors, extensions, pickled, plan
-from ddp.reducer.bucket_sender import FlatBucket, Settings
+from ddp.reducer.bucket_sender import FlatBucket, ReducerSettings
 from ddp.reducer.collectives import GROUP_TIMEOUT, broadcast_from_rank_0, start_sum
 from ddp.reducer.grad_bucket import GradBucket
-from ddp.reducer.logging_data import Log
+from ddp.reducer.logging_data import ReducerLogger
 from ddp.reducer.reducer import weakly, when_it_ends
 from ddp.reducer.torch_reducer import TorchReducer, renew_wrapper
 from ddp.telemetry import capture, torch_api, torch_marks, torch_names
@@ -51,7 +51,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
-    logger: Log  # type: ignore[assignment]
+    logger: ReducerLogger  # type: ignore[assignment]
     _delayed_to: torch.Tensor
     _delayed_is_sent: bool
 
@@ -94,7 +94,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         *_more: Any,
     ) -> None:
         names = [param_to_name_mapping[i].removeprefix(".") for i in range(len(parameters))]
-        settings = Settings(
+        settings = ReducerSettings(
             groups=self.__dict__.get("_groups") or (self.process_group,),
             limit=self._limits(static_graph),
             find_unused=self.find_unused_parameters,
@@ -187,7 +187,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         ]
 
     def _open_log(self, static_graph: bool) -> None:
-        self.logger = Log(self.reducer.refresh)
+        self.logger = ReducerLogger(self.reducer.refresh)
         self.reducer.write_log(self.logger)
         self.reducer.set_logger(self.logger)
         self.logger.set_construction_data_and_log(

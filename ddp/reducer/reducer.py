@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ddp.reducer.bucket_sender import BucketOperations, Settings
-    from ddp.reducer.logging_data import Log
+    from ddp.reducer.bucket_sender import BucketOperations, ReducerSettings
+    from ddp.reducer.logging_data import ReducerLogger
 
     Call = Callable[[int], None]
 
@@ -317,7 +317,7 @@ class Reducer:
         parameters: Sequence[torch.Tensor],
         names: Sequence[str],
         sparse: Sequence[bool],
-        settings: Settings,
+        settings: ReducerSettings,
     ) -> None:
         self.parameters, self.names, self.settings = list(parameters), list(names), settings
         self.sender = BucketSender(self.parameters, names, sparse, settings)
@@ -332,7 +332,7 @@ class Reducer:
         # Called on all ranks at the end of each averaged step. The listeners may communicate and may raise.
         self.at_round_over: list[Callable[[], None]] = []
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
-        self.log: Callable[[], Log | None] = lambda: None
+        self.log: Callable[[], ReducerLogger | None] = lambda: None
         self.static_graph = False
         self.limit = settings.limit
         self._said_local = settings.groups[0].size() == 1

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ddp.reducer.bucket_sender import Settings
+    from ddp.reducer.bucket_sender import ReducerSettings
     from ddp.reducer.grad_bucket import GradBucket
-    from ddp.reducer.logging_data import Log
+    from ddp.reducer.logging_data import ReducerLogger
 
 
 class TorchReducer:
@@ -35,7 +35,7 @@ class TorchReducer:
         parameters: Sequence[torch.Tensor],
         names: Sequence[str],
         sparse: Sequence[bool],
-        settings: Settings,
+        settings: ReducerSettings,
     ) -> None:
         self.core = Reducer(parameters, names, sparse, settings)
 
@@ -142,7 +142,7 @@ class TorchReducer:
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
         self.core.stopwatch.sample_rate = rate
 
-    def set_logger(self, log: Log) -> None:
+    def set_logger(self, log: ReducerLogger) -> None:
         self.core.log = weakref.ref(log)
 
     def _ddp_graph_static(self) -> bool:
@@ -152,7 +152,7 @@ class TorchReducer:
         """Return zeros: the hooks count in C, without a clock."""
         return [0] * len(self.core.parameters)
 
-    def refresh(self, log: Log) -> None:
+    def refresh(self, log: ReducerLogger) -> None:
         """Update the log after the first ten steps and then after every n-th, like torch."""
         core = self.core
         if core.stopwatch.iteration and core.stopwatch.sampling:
@@ -160,7 +160,7 @@ class TorchReducer:
             if core.looks_for_unused:
                 log.update({}, {"can_set_static_graph": int(core.graph_is_static)})
 
-    def write_log(self, log: Log) -> None:
+    def write_log(self, log: ReducerLogger) -> None:
         """Write the reducer's data to the log, for `_get_ddp_logging_data`."""
         core = self.core
         facts, chosen = core.sender.facts, core.sender.plan

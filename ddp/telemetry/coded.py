@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 _MAX_NAMES = 20
 
 
-class Coded(Exception):
+class CodedError(Exception):
     code = ""
 
     def __str__(self) -> str:
         return f"{super().__str__()} [{self.code}]"
 
 
-class WrongValue(Coded, ValueError):
+class WrongValue(CodedError, ValueError):
     """An argument has a wrong value."""
 
     code = "DDP-7006"
 
 
-class WrongType(Coded, TypeError):
+class WrongType(CodedError, TypeError):
     """An argument has a wrong type."""
 
     code = "DDP-7006"
 
 
-class WrongUse(Coded, RuntimeError):
+class WrongUse(CodedError, RuntimeError):
     """A call that is not possible now, or in this way."""
 
     code = "DDP-7007"

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CallFacts:
     op: str
     matching: int | None = None  # index of the argument with the tensors that must match on all ranks
     root: bool = False  # all other ranks wait for one root rank
@@ -61,35 +61,35 @@ class Facts:
 
 
 # By method of ProcessGroup; no version of torch has all of them.
-FACTS: dict[str, Facts] = {
-    "allreduce": Facts("all_reduce", 0),
-    "allreduce_coalesced": Facts("all_reduce", 0),
-    "ddp_average": Facts("all_reduce", 0),
-    "allgather": Facts("all_gather", 1),
-    "allgather_coalesced": Facts("all_gather", 1),
-    "all_gather_single": Facts("all_gather", 1),
-    "all_gather_single_coalesced": Facts("all_gather", 1),
-    "_allgather_base": Facts("all_gather", 1),
-    "allgather_into_tensor_coalesced": Facts("all_gather", 1),
-    "reduce": Facts("reduce", 0),
-    "reduce_scatter": Facts("reduce_scatter", 0),
-    "reduce_scatter_single": Facts("reduce_scatter", 0),
-    "reduce_scatter_single_coalesced": Facts("reduce_scatter", 0),
-    "_reduce_scatter_base": Facts("reduce_scatter", 0),
-    "reduce_scatter_tensor_coalesced": Facts("reduce_scatter", 0),
-    "broadcast": Facts("broadcast", 0, root=True),
-    "gather": Facts("gather", 1),
-    "gather_single": Facts("gather", 1),
-    "gather_into_tensor": Facts("gather", 1),
-    "scatter": Facts("scatter", 0),
-    "alltoall": Facts("all_to_all"),
-    "alltoall_base": Facts("all_to_all"),
-    "all_to_all_single": Facts("all_to_all"),
-    "barrier": Facts("barrier", timeout=True),
-    "monitored_barrier": Facts("monitored_barrier", timeout=True),
-    "send": Facts("send", 0, peer=1),
-    "recv": Facts("recv", 0, peer=1),
-    "recv_anysource": Facts("recv", 0),
+FACTS: dict[str, CallFacts] = {
+    "allreduce": CallFacts("all_reduce", 0),
+    "allreduce_coalesced": CallFacts("all_reduce", 0),
+    "ddp_average": CallFacts("all_reduce", 0),
+    "allgather": CallFacts("all_gather", 1),
+    "allgather_coalesced": CallFacts("all_gather", 1),
+    "all_gather_single": CallFacts("all_gather", 1),
+    "all_gather_single_coalesced": CallFacts("all_gather", 1),
+    "_allgather_base": CallFacts("all_gather", 1),
+    "allgather_into_tensor_coalesced": CallFacts("all_gather", 1),
+    "reduce": CallFacts("reduce", 0),
+    "reduce_scatter": CallFacts("reduce_scatter", 0),
+    "reduce_scatter_single": CallFacts("reduce_scatter", 0),
+    "reduce_scatter_single_coalesced": CallFacts("reduce_scatter", 0),
+    "_reduce_scatter_base": CallFacts("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": CallFacts("reduce_scatter", 0),
+    "broadcast": CallFacts("broadcast", 0, root=True),
+    "gather": CallFacts("gather", 1),
+    "gather_single": CallFacts("gather", 1),
+    "gather_into_tensor": CallFacts("gather", 1),
+    "scatter": CallFacts("scatter", 0),
+    "alltoall": CallFacts("all_to_all"),
+    "alltoall_base": CallFacts("all_to_all"),
+    "all_to_all_single": CallFacts("all_to_all"),
+    "barrier": CallFacts("barrier", timeout=True),
+    "monitored_barrier": CallFacts("monitored_barrier", timeout=True),
+    "send": CallFacts("send", 0, peer=1),
+    "recv": CallFacts("recv", 0, peer=1),
+    "recv_anysource": CallFacts("recv", 0),
 }
 
 
@@ -285,7 +285,7 @@ class _Group:
         name, self.ranks = _name(group), _ranks(group)
         self.number = page.group(name, group.size(), format_ranks(self.ranks))
 
-    def other_side(self, facts: Facts, args: tuple[Any, ...]) -> tuple[int, int]:
+    def other_side(self, facts: CallFacts, args: tuple[Any, ...]) -> tuple[int, int]:
         """Return the root or peer, and the number of this call among those with this peer; 0: it has a root."""
         if facts.peer is None:
             return self.ranks[args[1].rootRank], 0
@@ -380,7 +380,7 @@ class _Marks:
     # --- start of a collective -----------------------------------------------------------------------
 
     def _begin(
-        self, facts: Facts, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, facts: CallFacts, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Flight | None:
         """Return None inside another collective: a group calls its own methods, and only the outer call is recorded."""
         known = self._groups.get(id(group))
@@ -407,7 +407,7 @@ class _Marks:
                 known = groups[key] = _Group(group, self._page, lambda _gone: groups.pop(key, None))
         return known
 
-    def _enter(self, facts: Facts, known: _Group, args: tuple[Any, ...], is_async: bool) -> _Flight:
+    def _enter(self, facts: CallFacts, known: _Group, args: tuple[Any, ...], is_async: bool) -> _Flight:
         if self._futures:
             self._end_futures()
         (dtype, numel, shape), peer, pair = NO_FACTS, -1, 0

@@ -12,7 +12,7 @@ from contextlib import ContextDecorator
 import torch.distributed as dist
 
 from ddp.telemetry import guard
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 from ddp.telemetry.comm_words import (
     Explanation,
     Operation,
@@ -24,7 +24,7 @@ from ddp.telemetry.comm_words import (
 __all__ = ["CommError", "Operation", "explain", "explaining"]
 
 
-class CommError(Coded, RuntimeError):
+class CommError(CodedError, RuntimeError):
     """A collective failed because of another rank, or was aborted. `__cause__` is the error of the library."""
 
     code = "DDP-7001"

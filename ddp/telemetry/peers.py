@@ -157,7 +157,7 @@ End = str  # "10.0.0.1 4711"
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class PeerSocket:
     fd: int
     inode: int
     here: End
@@ -186,7 +186,7 @@ def _end(address: Any) -> End:
     return f"{address[0].removeprefix('::ffff:')} {address[1]}"
 
 
-def connections() -> list[Connection]:
+def connections() -> list[PeerSocket]:
     """Return the established TCP connections of this process."""
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -198,20 +198,20 @@ def connections() -> list[Connection]:
     return found
 
 
-def _read_connection(fd: int) -> Connection | None:
+def _read_connection(fd: int) -> PeerSocket | None:
     with socket.socket(fileno=os.dup(fd)) as end:
         if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
             return None
-        return Connection(fd, os.fstat(fd).st_ino, _end(end.getsockname()), _end(end.getpeername()))
+        return PeerSocket(fd, os.fstat(fd).st_ino, _end(end.getsockname()), _end(end.getpeername()))
 
 
-def shut_down(connections: list[Connection], ours: int = -1) -> tuple[int, list[socket.socket]]:
+def shut_down(connections: list[PeerSocket], ours: int = -1) -> tuple[int, list[socket.socket]]:
     """Shut connections down, which releases their waiting threads; return how many, and duplicates to keep open.
 
     `ours`: an epoll of this module, which does not make a connection one of Gloo's.
     """
     polled = _polled(ours)
-    n_cut, held = 0, list[tuple[Connection, socket.socket]]()
+    n_cut, held = 0, list[tuple[PeerSocket, socket.socket]]()
     for one in connections:
         is_gloos = one.fd in polled
         end = _shut_down(one, socket.SHUT_RD if is_gloos else socket.SHUT_RDWR)
@@ -226,7 +226,7 @@ def shut_down(connections: list[Connection], ours: int = -1) -> tuple[int, list[
     return n_cut, [end for _one, end in held]
 
 
-def _shut_down(one: Connection, how: int) -> socket.socket | None:
+def _shut_down(one: PeerSocket, how: int) -> socket.socket | None:
     """Return a duplicate. A descriptor that the process has reused for another file is left alone."""
     with contextlib.suppress(OSError):
         end = socket.socket(fileno=os.dup(one.fd))
@@ -240,7 +240,7 @@ def _shut_down(one: Connection, how: int) -> socket.socket | None:
     return None
 
 
-def _await_gloo(held: list[tuple[Connection, socket.socket]]) -> None:
+def _await_gloo(held: list[tuple[PeerSocket, socket.socket]]) -> None:
     """Until Gloo has closed its sockets. Those of others, who also use epoll, are then shut down for sending, too."""
     give_up_at = time.monotonic() + _GLOO_CLOSES_WITHIN_S
     while (waiting := [each for each in held if _is_open(each[0])]) and time.monotonic() < give_up_at:
@@ -250,7 +250,7 @@ def _await_gloo(held: list[tuple[Connection, socket.socket]]) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def _is_open(one: Connection) -> bool:
+def _is_open(one: PeerSocket) -> bool:
     try:
         return os.fstat(one.fd).st_ino == one.inode
     except OSError:
@@ -267,8 +267,8 @@ class Peers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, tuple[Connection, Peer]] = {}  # by inode
-        self._store_ends: list[Connection] = []
+        self._known: dict[int, tuple[PeerSocket, Peer]] = {}  # by inode
+        self._store_ends: list[PeerSocket] = []
         self._held: list[socket.socket] = []  # duplicates of Gloo's sockets that were shut down
         self._cut: set[int] = set()  # by inode, in this generation
         self.gloo = GlooSockets()
@@ -332,7 +332,7 @@ class Peers:
                     return
             self._stopped.wait(pause)
 
-    def _publish(self, store: Any, rank: int) -> list[Connection]:
+    def _publish(self, store: Any, rank: int) -> list[PeerSocket]:
         found = connections()
         port = _port_of(store)
         to_ranks = [one for one in found if port not in (one.here.split()[1], one.there.split()[1])]
@@ -344,7 +344,7 @@ class Peers:
         store.set(f"{_KEY}{rank}", json.dumps(entry))
         return to_ranks
 
-    def _match(self, mine: list[Connection], entries: dict[int, Any]) -> None:
+    def _match(self, mine: list[PeerSocket], entries: dict[int, Any]) -> None:
         owners = {(here, there): rank for rank, entry in entries.items() for here, there in entry["ends"]}
         with self._lock:
             self._hosts = {rank: entry["host"] for rank, entry in entries.items()}
@@ -474,7 +474,7 @@ def _stat(pid: int) -> list[int]:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 
 
-def any_is_closed(ends: list[Connection]) -> bool:
+def any_is_closed(ends: list[PeerSocket]) -> bool:
     """Whether one is closed or being closed. torch prints a warning when it uses such a connection to a store."""
     poll = select.poll()
     for end in ends:

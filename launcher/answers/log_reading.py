@@ -20,7 +20,7 @@ from rendezvous.values.questions import MOST_LOG_BYTES, LogPiece, LogPieces, Log
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from launcher.output.log_file import Kept, Log, StreamKey
+    from launcher.output.log_file import Kept, RankLog, StreamKey
     from rendezvous.values.questions import LogsWanted
 
 _LONG_LINE = 64 * 1024
@@ -44,7 +44,7 @@ class _Stream:
 
 def read_logs(
     wanted: LogsWanted,
-    known: Mapping[StreamKey, Log],
+    known: Mapping[StreamKey, RankLog],
     now: float,
 ) -> LogPieces:
     """Blocks on files: call it in a thread."""
@@ -76,7 +76,7 @@ def _chosen(wanted: LogsWanted, known: Mapping[StreamKey, object]) -> list[Strea
 
 def _opened(
     key: StreamKey,
-    log: Log,
+    log: RankLog,
     wanted: LogsWanted,
     places: Mapping[StreamKey, int],
     now: float,

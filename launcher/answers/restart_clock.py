@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class RestartClock:
     """The moments of the restart that is going on, or of the last one; None: not reached."""
 
     failed_at: float | None = None  # the last progress of a rank of this node that failed
@@ -53,7 +53,7 @@ class Clock:
         return self.started_at is None or self.redone_at is not None
 
 
-def moments(clock: Clock) -> tuple[float | None, ...]:
+def moments(clock: RestartClock) -> tuple[float | None, ...]:
     """The ends of the parts up to the first step, with the beginning of the first part."""
     return (
         *(clock.failed_at, clock.ordered_at, clock.stopped_at, clock.started_at),
@@ -61,7 +61,7 @@ def moments(clock: Clock) -> tuple[float | None, ...]:
     )
 
 
-def parts_s(clock: Clock) -> dict[str, float]:
+def parts_s(clock: RestartClock) -> dict[str, float]:
     """The durations of the parts up to the first step that are known."""
     pairs = zip(PARTS, pairwise(moments(clock)), strict=True)
     return {
@@ -69,38 +69,38 @@ def parts_s(clock: Clock) -> dict[str, float]:
     }
 
 
-def failed(clock: Clock, at: float) -> Clock:
+def failed(clock: RestartClock, at: float) -> RestartClock:
     """A rank of this node failed, or is accused of a hang. The first one counts; later ones end because of the stop."""
     if clock.ordered_at is None:
         return clock if clock.failed_at is not None else replace(clock, failed_at=at)
-    return Clock(failed_at=at) if clock.started_at is not None else clock
+    return RestartClock(failed_at=at) if clock.started_at is not None else clock
 
 
-def stop_ordered(clock: Clock, now: float, views: Sequence[RankView]) -> Clock:
+def stop_ordered(clock: RestartClock, now: float, views: Sequence[RankView]) -> RestartClock:
     if clock.ordered_at is not None and clock.started_at is None:
         return clock  # repeated while ranks are stopped
     failed_at = clock.failed_at if clock.ordered_at is None else None
-    return Clock(failed_at, ordered_at=now, reached=max((view.step for view in views), default=0))
+    return RestartClock(failed_at, ordered_at=now, reached=max((view.step for view in views), default=0))
 
 
-def stopped(clock: Clock, now: float) -> Clock:
+def stopped(clock: RestartClock, now: float) -> RestartClock:
     return replace(clock, stopped_at=now) if clock.stopped_at is None and clock.is_restart else clock
 
 
-def started(clock: Clock, now: float, generation: int, views: Sequence[RankView]) -> Clock:
+def started(clock: RestartClock, now: float, generation: int, views: Sequence[RankView]) -> RestartClock:
     """`views`: of the ranks that keep their processes."""
     if not clock.is_restart:
-        return Clock(generation=generation)
+        return RestartClock(generation=generation)
     kept = tuple((view.pid, view.step) for view in views if view.process.alive and view.pid)
     return replace(clock, started_at=now, generation=generation, before=kept)
 
 
-def forked(clock: Clock, now: float) -> Clock:
+def forked(clock: RestartClock, now: float) -> RestartClock:
     """The process of one more rank runs."""
     return replace(clock, forked_at=now) if clock.started_at is not None else clock
 
 
-def looked(clock: Clock, now: float, views: Sequence[RankView]) -> Clock:
+def looked(clock: RestartClock, now: float, views: Sequence[RankView]) -> RestartClock:
     """After a look at the pages of all ranks of the node."""
     if clock.started_at is None or not views or not all(view.known for view in views):
         return clock
@@ -150,7 +150,7 @@ def _first_step_at(view: RankView, now: float, kept: Mapping[int, int]) -> float
 _COUNTED = 1000
 
 
-def times(clock: Clock) -> RestartTimes:
+def times(clock: RestartClock) -> RestartTimes:
     ends = (*moments(clock), clock.redone_at)
     parts = (None if begin is None or end is None else max(0.0, end - begin) for begin, end in pairwise(ends))
     detect_s, stop_s, meet_s, fork_s, init_s, first_step_s, redo_s = parts

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from launcher.answers import restart_clock
-from launcher.answers.restart_clock import Clock
+from launcher.answers.restart_clock import RestartClock
 from launcher.exchange import RankEnded, StacksTaken, Swept
 from rendezvous.values.events import Stop
 from rendezvous.values.late_dataclass import dataclass
@@ -34,13 +34,13 @@ class RestartWatch:
         self,
         pages: Pages,
         tell: Callable[[RestartTimes], None],
-        stepped: Callable[[Clock], None],
+        stepped: Callable[[RestartClock], None],
         boundary: ErrorBoundary,
     ) -> None:
         """`stepped` is called once per restart, at the first step."""
         self._pages, self._tell, self._stepped, self._boundary = pages, tell, stepped, boundary
         self._loop = asyncio.get_running_loop()
-        self._clock = Clock()
+        self._clock = RestartClock()
         self._told_steps = False
         self._timer: asyncio.TimerHandle | None = None
 

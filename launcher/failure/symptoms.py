@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from launcher.failure.hidden_modules import hint_of_hidden
-from launcher.machine.xids import XIDS, Origin, xid_in
+from launcher.machine.xids import XIDS, XidOrigin, xid_in
 from rendezvous.values.cause_text import OUT_OF_TIME_IN_A_LIBRARY
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import FailureClass
@@ -296,7 +296,7 @@ def _any(words: str, needles: tuple[str, ...]) -> bool:
 # shows this table.
 
 
-class Restart(StrEnum):
+class SuggestedAction(StrEnum):
     RESTART = "restart"
     EXCLUDE = "exclude"
     FAIL = "fail"
@@ -306,7 +306,7 @@ class Restart(StrEnum):
 class Symptom:
     phrases: tuple[str, ...]  # lower case; any of them matches
     failure: Class
-    restart: Restart
+    restart: SuggestedAction
     hint: str
     between: bool = (
         False  # an error of a connection: the rank that reports it cannot know which end is at fault
@@ -332,37 +332,37 @@ TABLE: tuple[Symptom, ...] = (
             "the ranks disagree: ",
         ),
         Class.USER_EXCEPTION,
-        Restart.FAIL,
+        SuggestedAction.FAIL,
         "ranks called different collectives, or one collective with different shapes or types: compare their calls",
     ),
     Symptom(
         ("duplicate gpu detected",),
         Class.USER_EXCEPTION,
-        Restart.FAIL,
+        SuggestedAction.FAIL,
         "two ranks use one GPU: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
     ),
     Symptom(
         ("ncclinvalidusage", "ncclinvalidargument"),
         Class.USER_EXCEPTION,
-        Restart.FAIL,
+        SuggestedAction.FAIL,
         "NCCL rejected the arguments of a call: set NCCL_DEBUG=WARN to see the reason",
     ),
     Symptom(
         ("device-side assert triggered",),
         Class.USER_EXCEPTION,
-        Restart.FAIL,
+        SuggestedAction.FAIL,
         "usually an index or label out of range: set CUDA_LAUNCH_BLOCKING=1 to see the line",
     ),
     Symptom(
         ("illegal memory access", "misaligned address"),
         Class.USER_EXCEPTION,
-        Restart.FAIL,
+        SuggestedAction.FAIL,
         "set CUDA_LAUNCH_BLOCKING=1 to see the line; compute-sanitizer finds the access",
     ),
     Symptom(
         ("unspecified launch failure", "hardware stack error"),
         Class.USER_EXCEPTION,
-        Restart.FAIL,
+        SuggestedAction.FAIL,
         "usually a faulty CUDA kernel: compute-sanitizer finds it. If the same node fails again, look for Xid errors "
         "in dmesg on that node",
     ),
@@ -376,38 +376,38 @@ TABLE: tuple[Symptom, ...] = (
             "posix_fallocate failed",
         ),
         Class.OUT_OF_MEMORY,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "/dev/shm is too small: use docker run --shm-size=8g (or --ipc=host)",
     ),
     Symptom(
         ("ibv_reg_mr", "fi_mr_reg"),
         Class.NETWORK,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         _LOCKED,
     ),
     # --- a device
     Symptom(
         ("fallen off the bus", "rminitadapter failed", "nv_err_reset_required"),
         Class.HARDWARE,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         f"the GPU no longer responds on the PCIe bus: {_DMESG}",
     ),
     Symptom(
         ("nvlink", "nvswitch", "fabric manager", "system not yet initialized"),
         Class.HARDWARE,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         "check nvidia-smi nvlink --status and the fabric manager service on that node",
     ),
     Symptom(
         ("uncorrectable", "ecc error", "row remap"),
         Class.HARDWARE,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         f"the GPU is failing: {_DMESG}",
     ),
     Symptom(
         ("launch timed out and was terminated",),
         Class.HARDWARE,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         "a faulty CUDA kernel or a failing GPU: look for Xid errors in dmesg on that node",
     ),
     Symptom(
@@ -419,7 +419,7 @@ TABLE: tuple[Symptom, ...] = (
             "cuda error: unknown error",
         ),
         Class.HARDWARE,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         "the GPU or its driver is in a bad state: run nvidia-smi on that node to check that the driver responds",
     ),
     # --- a peer
@@ -433,27 +433,27 @@ TABLE: tuple[Symptom, ...] = (
             "call to send to",
         ),
         Class.CONSEQUENCE,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "a peer or the network failed before this rank: look for the first cause in another rank",
     ),
     Symptom(
         ("watchdog caught collective operation timeout", "timed out in blocking wait"),
         Class.CONSEQUENCE,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "a rank is missing, or the network is down: see the flight recorder dumps in the log directory",
     ),
     # --- the network
     Symptom(
         ("with status=12", "with error 12,", "retry_exc", "transport retry counter exceeded"),
         Class.NETWORK,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "a peer stopped answering over InfiniBand/RoCE: check its port, cable and switch (ibstat, perfquery)",
         between=True,
     ),
     Symptom(
         ("got completion from peer", "wr_flush", "ibv_modify_qp", "failed to modify qp"),
         Class.NETWORK,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "an InfiniBand/RoCE connection between two nodes failed: look for the first such line of all nodes, and run "
         "ibstat on both",
         between=True,
@@ -474,13 +474,13 @@ TABLE: tuple[Symptom, ...] = (
             "call to ibv_poll",
         ),
         Class.NETWORK,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         "an InfiniBand/RoCE error on this node: run ibstat, and look for mlx5 messages in dmesg",
     ),
     Symptom(
         ("net/ofi request", "fi_cq_readerr"),
         Class.NETWORK,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "EFA/libfabric lost a peer: run fi_info -p efa on both nodes; the AWS security group must allow all traffic "
         "from and to itself",
         between=True,
@@ -488,27 +488,27 @@ TABLE: tuple[Symptom, ...] = (
     Symptom(
         ("net/ofi couldn't", "net/ofi creating", "net/ofi unable", "efa provider"),
         Class.NETWORK,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         "EFA/libfabric cannot be used on this node: run fi_info -p efa, and check the versions of libfabric and "
         "aws-ofi-nccl",
     ),
     Symptom(
         ("no socket interface found", "network is down", "no such device or address"),
         Class.NETWORK,
-        Restart.EXCLUDE,
+        SuggestedAction.EXCLUDE,
         _INTERFACE,
     ),
     Symptom(
         ("no route to host", "network is unreachable"),
         Class.NETWORK,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "nodes cannot reach each other: " + _INTERFACE,
         between=True,
     ),
     Symptom(
         ("ncclsystemerror", "unhandled system error", "socketstartconnect", "socketpollconnect"),
         Class.NETWORK,
-        Restart.RESTART,
+        SuggestedAction.RESTART,
         "set NCCL_DEBUG=INFO to see more; " + _INTERFACE,
         between=True,
     ),
@@ -524,10 +524,10 @@ def symptom(words: str) -> Symptom | None:
     meaning = None if number is None else XIDS.get(number)
     if (
         meaning is not None
-        and meaning.origin in (Origin.DEVICE, Origin.LINK)
+        and meaning.origin in (XidOrigin.DEVICE, XidOrigin.LINK)
         and not _NON_FATAL.search(words)
     ):
-        return Symptom((), Class.HARDWARE, Restart.EXCLUDE, f"Xid {number}: {meaning.text}: {_DMESG}")
+        return Symptom((), Class.HARDWARE, SuggestedAction.EXCLUDE, f"Xid {number}: {meaning.text}: {_DMESG}")
     return next((each for each in TABLE if each.fits(words)), None)
 
 

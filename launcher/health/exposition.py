@@ -12,7 +12,7 @@ from rendezvous.values.rank_time import CLASSES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from launcher.health.node_health import Health, NodeReading
+    from launcher.health.node_health import HealthState, NodeReading
     from launcher.machine.gpu_state import Gpu
     from rendezvous.values.rank_time import RankTime
     from rendezvous.values.rank_view import Histogram, RankView
@@ -47,7 +47,9 @@ class OverTime:
 NOTHING = OverTime()
 
 
-def text(running: Running, views: Sequence[RankView], health: Health, over_time: OverTime = NOTHING) -> str:
+def text(
+    running: Running, views: Sequence[RankView], health: HealthState, over_time: OverTime = NOTHING
+) -> str:
     known = [view for view in views if view.known]
     out = [
         *_family(

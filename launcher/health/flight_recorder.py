@@ -34,7 +34,7 @@ class NotADump(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordedCall:
     sequence: int
     op: str  # "all_reduce"
     sizes: tuple[tuple[int, ...], ...]
@@ -44,13 +44,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RecordedGroup:
     """One process group in one rank's recorder."""
 
     name: str
     description: str
     members: tuple[int, ...]  # () if the recorder does not report them
-    entries: tuple[Entry, ...]  # by number
+    entries: tuple[RecordedCall, ...]  # by number
     size: int = 0  # number of its ranks, from the guard; 0: unknown
     spelled: str = ""  # its ranks, as text: "0-3"
 
@@ -58,7 +58,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Dump:
     rank: int
-    groups: tuple[Group, ...]
+    groups: tuple[RecordedGroup, ...]
 
 
 # --- one recorder ------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def dump_of(rank: int, plain: object) -> Dump:
     if not isinstance(plain, dict) or not isinstance(plain.get("entries"), list):
         raise NotADump("not a dump of torch's flight recorder")
     members = _members(plain.get("pg_config"))
-    by_group: dict[tuple[str, str], dict[int, Entry]] = {}
+    by_group: dict[tuple[str, str], dict[int, RecordedCall]] = {}
     for each in plain["entries"]:
         if isinstance(each, dict) and not each.get("is_p2p"):
             group, entry = _entry(each)
@@ -77,17 +77,19 @@ def dump_of(rank: int, plain: object) -> Dump:
     return Dump(
         rank,
         tuple(
-            Group(name, description, members.get(name, ()), tuple(sorted(entries.values(), key=_number)))
+            RecordedGroup(
+                name, description, members.get(name, ()), tuple(sorted(entries.values(), key=_number))
+            )
             for (name, description), entries in sorted(by_group.items())
         ),
     )
 
 
-def _number(entry: Entry) -> int:
+def _number(entry: RecordedCall) -> int:
     return entry.sequence
 
 
-def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], Entry]:
+def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], RecordedCall]:
     try:
         name, description = (_word(part) for part in each["process_group"])
         op = _word(each["profiling_name"]).rpartition(":")[2]
@@ -96,7 +98,7 @@ def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], Entry]:
         done = bool(each.get("retired")) or each.get("state") == "completed"
         began = _number_of(each.get("time_created_ns") or 0)
         sequence = _number_of(each["collective_seq_id"])
-        return (name, description), Entry(sequence, op, sizes, dtypes, done, began)
+        return (name, description), RecordedCall(sequence, op, sizes, dtypes, done, began)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # Overflow: int() of Infinity
         raise NotADump(f"cannot parse an entry of the flight recorder dump: {error}") from None
 
@@ -142,7 +144,7 @@ def _members(configured: object) -> dict[str, tuple[int, ...]]:
 def with_members(dump: Dump, reported: Mapping[str, tuple[int, str]]) -> Dump:
     """Add the group members reported by the guard; the recorder does not have them for some groups."""
 
-    def known(group: Group) -> Group:
+    def known(group: RecordedGroup) -> RecordedGroup:
         size, spelled = reported.get(group.name, (0, ""))
         return replace(group, size=size, spelled=spelled)
 
@@ -198,15 +200,15 @@ def _with_dump(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
     )
 
 
-def _begun(calls: tuple[Group, Entry]) -> int:
+def _begun(calls: tuple[RecordedGroup, RecordedCall]) -> int:
     return calls[1].at_ns
 
 
-def _pending(group: Group) -> int:
+def _pending(group: RecordedGroup) -> int:
     return sum(not entry.done for entry in group.entries)
 
 
-def _view(group: Group) -> GroupView:
+def _view(group: RecordedGroup) -> GroupView:
     entered = _limited(group.entries[-1].sequence)
     return GroupView(
         group.name[:_SHORT_CHARS], group.size, group.spelled, entered, max(0, entered - _pending(group))
@@ -218,7 +220,7 @@ def _limited(value: int) -> int:
     return min(max(0, value), 1 << 62)
 
 
-def _call(group: Group, entry: Entry, now_ns: int) -> Collective:
+def _call(group: RecordedGroup, entry: RecordedCall, now_ns: int) -> Collective:
     entered_s = _limited(now_ns - entry.at_ns) / 1e9
     alike = entry.op in OF_ONE_SHAPE and bool(entry.dtypes)
     dtype = _DTYPES.get(entry.dtypes[0], entry.dtypes[0].lower())[:_SHORT_CHARS] if alike else ""

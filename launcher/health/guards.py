@@ -63,7 +63,7 @@ class Dumped:
     groups: dict[str, tuple[int, str]]  # by name: how many ranks, and which ("0-3")
 
 
-class Listener(Protocol):
+class GuardListener(Protocol):
     """The ranks are global ranks of the generation that is given."""
 
     def communication_failed(self, lost: Lost) -> None: ...
@@ -81,7 +81,7 @@ class _Line:
 
 
 class Guards:
-    def __init__(self, folder: str, listener: Listener) -> None:
+    def __init__(self, folder: str, listener: GuardListener) -> None:
         self._folder = folder
         self._path = os.path.join(folder, _NAME)
         self._listener = listener

@@ -41,7 +41,7 @@ _FRESH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """`used` does not include memory that the kernel can reclaim immediately (page cache)."""
 
     whose: str  # "the cgroup's limit", "the machine's memory"
@@ -79,7 +79,7 @@ class Disk:
 @dataclass(frozen=True, slots=True)
 class NodeReading:
     at: float
-    memory: Memory | None = None  # of the cgroup, or machine, with the least free memory
+    memory: MemoryUse | None = None  # of the cgroup, or machine, with the least free memory
     stalled: float = 0.0  # %
     swapped: int = 0  # bytes in and out, counted since the machine started
     throttling: Throttling | None = None
@@ -90,7 +90,7 @@ class NodeReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class HealthProblem:
     text: str
     since: float
     until: float | None = None  # for an event: when it is removed from the list
@@ -98,9 +98,9 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthState:
     last: NodeReading | None = None
-    complaints: Mapping[str, Problem] = field(default_factory=dict)
+    complaints: Mapping[str, HealthProblem] = field(default_factory=dict)
     suspected: Mapping[str, int] = field(default_factory=dict)  # number of readings in a row
     up: tuple[str, ...] = ()  # interfaces that have had a carrier
 
@@ -134,7 +134,7 @@ class _Incident:
     unfit: bool = False
 
 
-def evaluate(health: Health, now: NodeReading) -> tuple[Health, tuple[str, ...]]:
+def evaluate(health: HealthState, now: NodeReading) -> tuple[HealthState, tuple[str, ...]]:
     """Return the health now, and one line for each change."""
     before = health.last
     complaints, suspected = dict(health.complaints), dict(health.suspected)
@@ -147,18 +147,18 @@ def evaluate(health: Health, now: NodeReading) -> tuple[Health, tuple[str, ...]]
             continue
         suspected[symptom.key] = suspected.get(symptom.key, 0) + 1 if symptom.bad else 0
         if symptom.bad and suspected[symptom.key] >= (_READINGS if symptom.may_be_a_spike else 1):
-            complaints[symptom.key] = Problem(symptom.text, now.at, unfit=symptom.unfit)
+            complaints[symptom.key] = HealthProblem(symptom.text, now.at, unfit=symptom.unfit)
             news.append(symptom.text)
     if before is not None:
         for event in _incidents(before, now):
-            complaints[event.key] = Problem(event.text, now.at, now.at + _EVENT_S, event.unfit)
+            complaints[event.key] = HealthProblem(event.text, now.at, now.at + _EVENT_S, event.unfit)
             news.append(event.text)
     current = {key: c for key, c in complaints.items() if c.until is None or c.until > now.at}
     up = tuple(dict.fromkeys((*health.up, *(nic.name for nic in now.nics if nic.carrier))))
-    return Health(now, current, {k: n for k, n in suspected.items() if n}, up), tuple(news)
+    return HealthState(now, current, {k: n for k, n in suspected.items() if n}, up), tuple(news)
 
 
-def next_sample_s(health: Health, usual_s: float) -> float:
+def next_sample_s(health: HealthState, usual_s: float) -> float:
     """Read more often if little memory is free: it can run out within a second."""
     memory = health.last.memory if health.last is not None else None
     return usual_s / 5 if memory is not None and memory.share >= MEMORY_TO_REPORT else usual_s
@@ -167,7 +167,7 @@ def next_sample_s(health: Health, usual_s: float) -> float:
 # --- problems that last ----------------------------------------------------------------------------------------
 
 
-def _symptoms(health: Health, before: NodeReading | None, now: NodeReading) -> Iterator[_Symptom]:
+def _symptoms(health: HealthState, before: NodeReading | None, now: NodeReading) -> Iterator[_Symptom]:
     if now.memory is not None:
         yield _memory(now.memory)
     yield _Symptom(
@@ -188,13 +188,13 @@ def _symptoms(health: Health, before: NodeReading | None, now: NodeReading) -> I
         yield from _rates(before, now)
 
 
-def _memory(memory: Memory) -> _Symptom:
+def _memory(memory: MemoryUse) -> _Symptom:
     text = f"memory use is high: {memory_in_words(memory)}; use fewer workers or a smaller batch"
     over = f"memory use has decreased to {memory_in_words(memory)}"
     return _Symptom("memory", memory.share >= MEMORY_HIGH, memory.share < MEMORY_FINE, text, over, False)
 
 
-def memory_in_words(memory: Memory) -> str:
+def memory_in_words(memory: MemoryUse) -> str:
     sizes = f"{memory.used / GIB:.1f} of {memory.limit / GIB:.1f} GiB"
     if memory.limit < GIB:
         sizes = f"{memory.used / MIB:.0f} of {memory.limit / MIB:.0f} MiB"
@@ -232,7 +232,7 @@ def _gpu(gpu: Gpu) -> Iterator[_Symptom]:
         yield _Symptom(f"rows {name}", waits, not waits, rows, repaired, False)
 
 
-def _carriers(health: Health, now: NodeReading) -> Iterator[_Symptom]:
+def _carriers(health: HealthState, now: NodeReading) -> Iterator[_Symptom]:
     """Check only interfaces that once had a carrier; others are probably not connected."""
     here = {nic.name: nic.carrier for nic in now.nics}
     for name in health.up:
@@ -245,7 +245,7 @@ def _carriers(health: Health, now: NodeReading) -> Iterator[_Symptom]:
 _OUTSIDE = "health source "
 
 
-def _outside(health: Health, now: NodeReading) -> Iterator[_Symptom]:
+def _outside(health: HealthState, now: NodeReading) -> Iterator[_Symptom]:
     """Findings come and go: one that is missing in the answer has ended. If a source fails, its findings stay."""
     seen: dict[str, tuple[str, bool]] = {}
     for opinion in now.outside:
@@ -337,7 +337,7 @@ def _incidents(before: NodeReading, now: NodeReading) -> Iterator[_Incident]:
 # --- the report of a rank that ended ------------------------------------------------------------
 
 
-def before_end(health: Health, now: float) -> str:
+def before_end(health: HealthState, now: float) -> str:
     """The text for the report of a failed rank: current problems of the node, and high memory use. "" if none."""
     last = health.last
     if last is None:

@@ -22,10 +22,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import daemon_threads
-from launcher.exchange import Phase
+from launcher.exchange import AgentPhase
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
-from launcher.health.node_health import Disk, Health, Memory, Nic, NodeReading, Throttling
+from launcher.health.node_health import Disk, HealthState, MemoryUse, Nic, NodeReading, Throttling
 from launcher.health.page import phase_times
 from launcher.machine import nvml as nvml_calls
 from launcher.machine.gpu_reading import read
@@ -35,7 +35,7 @@ from launcher.machine.kernel_log import KernelLog
 from launcher.machine.xids import Xid, short_bus
 from launcher.output.lines import printable
 from launcher.settings.spec import timer_file
-from launcher.sources.source import Poll, Source
+from launcher.sources.source import HealthSource, Poll
 from launcher.template import scratch, tree
 from launcher.template.cgroup import folders as folders_of
 from launcher.template.tree import process_stat
@@ -78,12 +78,12 @@ class NodeWatch:
         self._boundary = boundary
         self._spec, self._pages, self._hangs, self._say, self._send = spec, pages, hangs, say, send
         self._loop = asyncio.get_running_loop()
-        self._health = Health()
+        self._health = HealthState()
         self._state: Callable[[], Supervision] | None = None
         self.on_news: Callable[[str], None] = lambda _text: None
         self.rank_times: Callable[[], Sequence[RankTime]] = tuple
         self._restarts = {part: Histogram((0,) * BINS) for part in ("all", *PARTS)}
-        sources = [Source(place, spec.health_ignored) for place in spec.health_sources]
+        sources = [HealthSource(place, spec.health_ignored) for place in spec.health_sources]
         self._poll = Poll(sources, os.environ)
         self._sampler = Sampler(partial(Node, [folder], self._poll), self._from_thread, _SAMPLE_S, boundary)
         self._web: Web | None = None
@@ -193,7 +193,9 @@ class NodeWatch:
             self._send(self._told("; ".join(texts)))
 
     def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
-        if self._state_now.phase is Phase.DONE or (not begun and self._state_now.generation != generation):
+        if self._state_now.phase is AgentPhase.DONE or (
+            not begun and self._state_now.generation != generation
+        ):
             return
         if not begun:
             ranks = self._boundary.called(
@@ -211,10 +213,10 @@ class NodeWatch:
         return self._state()
 
     def _is_ready(self) -> bool:
-        return self._state_now.phase is Phase.RUNNING and bool(self._state_now.live)
+        return self._state_now.phase is AgentPhase.RUNNING and bool(self._state_now.live)
 
     def _is_alive(self) -> bool:
-        return self._state_now.phase is not Phase.RUNNING or not stall_detection.is_overdue(
+        return self._state_now.phase is not AgentPhase.RUNNING or not stall_detection.is_overdue(
             self._hangs.reports()
         )
 
@@ -284,7 +286,7 @@ class Node:
 
     # --- memory --------------------------------------------------------------------------------------
 
-    def _memories(self) -> Iterator[Memory]:
+    def _memories(self) -> Iterator[MemoryUse]:
         machine = _table(f"{self._root}/proc/meminfo")
         total = machine.get("MemTotal:", 0) << 10
         kills = 0
@@ -295,7 +297,7 @@ class Node:
                 yield memory
         if total:
             used = total - (machine.get("MemAvailable:", 0) << 10)
-            yield Memory("the machine's memory", used, total, kills)
+            yield MemoryUse("the machine's memory", used, total, kills)
 
     def _stalled(self) -> float:
         for folder in (*self._memory_folders, f"{self._root}/proc/pressure"):
@@ -346,7 +348,7 @@ class Node:
                     yield Nic(f"{device}/{port}", total, 0, up)
 
 
-def _of_cgroup(folder: str, machine: int) -> Memory | None:
+def _of_cgroup(folder: str, machine: int) -> MemoryUse | None:
     """Return None if the cgroup has no limit below the machine's memory."""
     second = os.path.exists(f"{folder}/memory.max")
     limit = _read(f"{folder}/{'memory.max' if second else 'memory.limit_in_bytes'}").strip()
@@ -358,7 +360,7 @@ def _of_cgroup(folder: str, machine: int) -> Memory | None:
     kills = _table(f"{folder}/{'memory.events' if second else 'memory.oom_control'}").get("oom_kill", 0)
     taken = int(used) if used.isdecimal() else 0
     free = sum(counts.get(name, 0) for name in droppable)
-    return Memory("the cgroup's limit", max(0, taken - free), int(limit), kills)
+    return MemoryUse("the cgroup's limit", max(0, taken - free), int(limit), kills)
 
 
 def _disks(paths: Sequence[str]) -> Iterator[Disk]:
@@ -433,16 +435,16 @@ _EVENT = struct.Struct("@PQQII")  # device, type, data, and which part of a divi
 
 def open_gpus(
     library: str = nvml_calls.LIBRARY, kernel_log: str = KERNEL_LOG, environ: Mapping[str, str] | None = None
-) -> Gpus | None:
+) -> GpuReader | None:
     """The GPUs that CUDA_VISIBLE_DEVICES of `environ` (default: of this process) selects."""
     try:
         visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
-        return Gpus(nvml_calls.Nvml(library), kernel_log, visible)
+        return GpuReader(nvml_calls.Nvml(library), kernel_log, visible)
     except (OSError, nvml_calls.NvmlError):  # no driver, or it does not respond
         return None
 
 
-class Gpus:
+class GpuReader:
     def __init__(self, nvml: Nvml, kernel_log: str, visible: str | None) -> None:
         self._nvml = nvml
         handles = [nvml.handle("nvmlDeviceGetHandleByIndex_v2", index) for index in range(nvml.count())]

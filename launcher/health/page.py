@@ -85,14 +85,14 @@ _PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PageCopy:
     """Content of the page: the fields of each block without its counter, or zeros before the first valid copy."""
 
     head: bytes
     bodies: tuple[bytes, ...]  # in the order of BLOCKS
 
 
-NOTHING = Snapshot(bytes(HEADER.fields.size), tuple(bytes(block.fields.size) for block in BLOCKS))
+NOTHING = PageCopy(bytes(HEADER.fields.size), tuple(bytes(block.fields.size) for block in BLOCKS))
 
 
 def header(wishes: int, repeat: Repeat = NO_REPEAT) -> bytes:
@@ -100,14 +100,14 @@ def header(wishes: int, repeat: Repeat = NO_REPEAT) -> bytes:
     return HEADER.fields.pack(MAGIC, VERSION, SIZE, wishes, 0, 0, repeat.steps, repeat.up_to)
 
 
-def snapshot(look: Callable[[int, int], bytes], before: Snapshot = NOTHING) -> Snapshot:
+def snapshot(look: Callable[[int, int], bytes], before: PageCopy = NOTHING) -> PageCopy:
     """`look(at, size)` copies bytes of the page. Copies must happen in the order of the calls."""
     head = look(0, HEADER.fields.size)
     if _writer(head) != _writer(before.head):
         before = NOTHING  # another process has claimed the page
     found = (_body(look, block) for block in BLOCKS)
     bodies = tuple(old if new is None else new for new, old in zip(found, before.bodies, strict=True))
-    return Snapshot(head, bodies)
+    return PageCopy(head, bodies)
 
 
 def _writer(head: bytes) -> tuple[int, int]:
@@ -134,7 +134,7 @@ def _is_odd(counter: bytes) -> bool:
 # --- interpretation -----------------------------------------------------------------------------------
 
 
-def view(seen: Snapshot, now_ns: int, rank: int, process: ProcessView) -> RankView:
+def view(seen: PageCopy, now_ns: int, rank: int, process: ProcessView) -> RankView:
     pid, _opened_at = _writer(seen.head)
     if not pid:
         return RankView(rank, process=process)
@@ -143,7 +143,7 @@ def view(seen: Snapshot, now_ns: int, rank: int, process: ProcessView) -> RankVi
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    seen: Snapshot
+    seen: PageCopy
     now_ns: int
 
     def _fields(self, block: Block) -> tuple[int, ...]:

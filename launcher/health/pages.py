@@ -44,7 +44,7 @@ class _Sheet:
     memory: mmap.mmap
     pid: int = 0
     alive: bool = True
-    seen: page.Snapshot = page.NOTHING
+    seen: page.PageCopy = page.NOTHING
     cpu_s: float = 0.0
     looked_at: float = 0.0
     process: ProcessView = field(default_factory=ProcessView)

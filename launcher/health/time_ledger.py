@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 
-class Stage(StrEnum):
+class LedgerStage(StrEnum):
     JOINING = "joining"  # no process; the world is being formed
     FORKING = "forking"
     RUNNING = "running"
@@ -59,9 +59,9 @@ _REPEATABLE = (*tuple(RankPhase)[1:6], RankPhase.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class TimeLedger:
     since: float  # the beginning of the stage
-    stage: Stage = Stage.JOINING
+    stage: LedgerStage = LedgerStage.JOINING
     closed: TimeSpent = TimeSpent()  # before that
     has_run: bool = False  # a process has run here before this stage, so time until a step is lost
     # What the page of a process showed when it continued after a pause: the time of an earlier stage.
@@ -78,13 +78,13 @@ class Ledger:
 
     def hidden_so_far(self, view: RankView | None) -> float:
         """Seconds in which collectives ran behind computation."""
-        if self.stage is not Stage.RUNNING or view is None:
+        if self.stage is not LedgerStage.RUNNING or view is None:
             return self.hidden
         return self.hidden + max(0.0, view.totals.hidden_s - self.hidden_base)
 
-    def looked(self, view: RankView | None) -> Ledger:
+    def looked(self, view: RankView | None) -> TimeLedger:
         """Note how long the rank has made no progress."""
-        if self.stage is not Stage.RUNNING or view is None or not _stalled_s(view):
+        if self.stage is not LedgerStage.RUNNING or view is None or not _stalled_s(view):
             return self
         return replace(self, stalls=(*self._past_stalls(view), (view.phase, _stalled_s(view))))
 
@@ -93,40 +93,40 @@ class Ledger:
         phase, seconds = self.stalls[-1] if self.stalls else (None, 0.0)
         return self.stalls[:-1] if phase is view.phase and seconds <= _stalled_s(view) else self.stalls
 
-    def moved(self, stage: Stage, now: float, view: RankView | None) -> Ledger:
+    def moved(self, stage: LedgerStage, now: float, view: RankView | None) -> TimeLedger:
         """Enter the next stage. The view is of the same moment, and matters only if a process runs."""
         if stage is self.stage:
             return self
-        has_run = self.has_run or self.stage is Stage.RUNNING
-        return Ledger(now, stage, self.so_far(now, view), has_run, hidden=self.hidden_so_far(view))
+        has_run = self.has_run or self.stage is LedgerStage.RUNNING
+        return TimeLedger(now, stage, self.so_far(now, view), has_run, hidden=self.hidden_so_far(view))
 
-    def resumed(self, now: float, view: RankView) -> Ledger:
+    def resumed(self, now: float, view: RankView) -> TimeLedger:
         """A process that was paused continues."""
-        begun = self.moved(Stage.RUNNING, now, view)
+        begun = self.moved(LedgerStage.RUNNING, now, view)
         return replace(begun, base=view.phase_times, hidden_base=view.totals.hidden_s)
 
-    def failed(self, now: float, view: RankView | None) -> Ledger:
+    def failed(self, now: float, view: RankView | None) -> TimeLedger:
         """Ranks are stopped because of a failure."""
-        if self.stage is not Stage.RUNNING or view is None or not view.known:
-            return self.moved(Stage.STOPPING, now, view)
+        if self.stage is not LedgerStage.RUNNING or view is None or not view.known:
+            return self.moved(LedgerStage.STOPPING, now, view)
         over = replace(self, stalls=self._past_stalls(view))
-        before = over.moved(Stage.STOPPING, now, replace(view, mean_step_s=inf))
+        before = over.moved(LedgerStage.STOPPING, now, replace(view, mean_step_s=inf))
         return replace(before, closed=_without_progress(before.closed, self.closed, view))
 
     def _open(self, now: float, view: RankView | None) -> TimeSpent:
         wall = max(0.0, now - self.since)
         match self.stage:
-            case Stage.JOINING:
+            case LedgerStage.JOINING:
                 return TimeSpent().plus("meet" if self.has_run else "start", wall)
-            case Stage.FORKING:
+            case LedgerStage.FORKING:
                 return TimeSpent().plus("fork" if self.has_run else "start", wall)
-            case Stage.FAILED:
+            case LedgerStage.FAILED:
                 return TimeSpent().plus("detect", wall)
-            case Stage.FINISHED:
+            case LedgerStage.FINISHED:
                 return TimeSpent().plus("waiting", wall)
-            case Stage.STOPPING:
+            case LedgerStage.STOPPING:
                 return TimeSpent().plus("stop", wall)
-            case Stage.RUNNING:
+            case LedgerStage.RUNNING:
                 stalls = self.looked(view).stalls
                 return of_page(view, wall, "init" if self.has_run else "start", dict(self.base), stalls)
 

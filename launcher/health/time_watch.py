@@ -9,8 +9,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from launcher.exchange import Isolated, Phase, RankEnded
-from launcher.health.time_ledger import Ledger, Stage
+from launcher.exchange import AgentPhase, Isolated, RankEnded
+from launcher.health.time_ledger import LedgerStage, TimeLedger
 from rendezvous.diagnosing import goodput
 from rendezvous.values.events import (
     AgentLeft,
@@ -49,7 +49,7 @@ class TimeWatch:
     ) -> None:
         """`began`: when the agent started, on the monotonic clock."""
         self._pages, self._send, self._boundary = pages, send, boundary
-        self._ledgers = [Ledger(began)] * nproc
+        self._ledgers = [TimeLedger(began)] * nproc
         self._divided = TimeState()
         self._state: Supervision | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -65,23 +65,23 @@ class TimeWatch:
         """Call it before the actions of the event are carried out: they change what the ranks do."""
         self._state = after
         if before.phase is after.phase:
-            if after.phase is Phase.RUNNING and isinstance(event, RankEnded):
+            if after.phase is AgentPhase.RUNNING and isinstance(event, RankEnded):
                 self._ended(event, before)
             return
         match after.phase:
-            case Phase.STOPPING:
+            case AgentPhase.STOPPING:
                 caused = isinstance(event, Isolated) or (
                     isinstance(event, Stop) and event.decision.cause is not None
                 )
                 self._stopping(is_failure=caused)
-            case Phase.JOINING:
-                self._move(Stage.JOINING)
-            case Phase.RUNNING:
-                self._move(Stage.FORKING)
+            case AgentPhase.JOINING:
+                self._move(LedgerStage.JOINING)
+            case AgentPhase.RUNNING:
+                self._move(LedgerStage.FORKING)
 
     def _ended(self, event: RankEnded, before: Supervision) -> None:
         if event.local_rank in before.live:
-            self._move(Stage.FINISHED if event.cause is None else Stage.FAILED, event.local_rank)
+            self._move(LedgerStage.FINISHED if event.cause is None else LedgerStage.FAILED, event.local_rank)
 
     def ranks_started(self) -> None:
         """The orders to start the ranks were given. Ranks that were only paused have continued."""
@@ -94,10 +94,10 @@ class TimeWatch:
             self._report_later()
 
     def note_started(self, local_rank: int) -> None:
-        if self._ledgers[local_rank].stage is Stage.FORKING:  # no order to stop has come before
-            self._move(Stage.RUNNING, local_rank)
+        if self._ledgers[local_rank].stage is LedgerStage.FORKING:  # no order to stop has come before
+            self._move(LedgerStage.RUNNING, local_rank)
 
-    def _move(self, stage: Stage, only: int | None = None) -> None:
+    def _move(self, stage: LedgerStage, only: int | None = None) -> None:
         now = time.monotonic()
         for local_rank, ledger in enumerate(self._ledgers):
             if only is None or local_rank == only:
@@ -110,10 +110,10 @@ class TimeWatch:
             if is_failure:
                 self._ledgers[local_rank] = ledger.failed(now, view)
             else:
-                self._ledgers[local_rank] = ledger.moved(Stage.STOPPING, now, view)
+                self._ledgers[local_rank] = ledger.moved(LedgerStage.STOPPING, now, view)
 
-    def _view(self, local_rank: int, ledger: Ledger) -> RankView | None:
-        if ledger.stage is not Stage.RUNNING:
+    def _view(self, local_rank: int, ledger: TimeLedger) -> RankView | None:
+        if ledger.stage is not LedgerStage.RUNNING:
             return None
         return self._boundary.called("reading a status page", lambda: self._pages.view(local_rank), None)
 
@@ -125,7 +125,7 @@ class TimeWatch:
             self._report()
 
     def _report_later(self) -> None:
-        are_over = all(ledger.stage is Stage.FINISHED for ledger in self._ledgers)
+        are_over = all(ledger.stage is LedgerStage.FINISHED for ledger in self._ledgers)
         after_s = _AFTER_THE_END_S if are_over else _EVERY_S
         self._timer = asyncio.get_running_loop().call_later(after_s, self._report_again)
 
@@ -137,7 +137,7 @@ class TimeWatch:
         state, ranks = self._state, self._take()
         if state is None or state.assignment is None or not state.assignment.wants_times:
             return  # a service of the release before rejects a message that it does not know
-        if ranks and state.phase is not Phase.DONE:
+        if ranks and state.phase is not AgentPhase.DONE:
             self._send(RankTimesReported(state.agent, ranks))
 
     def _take(self) -> tuple[RankTime, ...]:

@@ -49,7 +49,7 @@ _HURRIED_S = 2.0  # after a repeated signal: for the reader of the output to tak
 _SSH_FAILED = 255
 
 
-class Member:
+class HostAgent:
     """The agent of one host, and its state."""
 
     def __init__(self, host: Host) -> None:
@@ -76,7 +76,7 @@ class Fleet:
         self._settings = settings
         self._shared = shared
         self._env = env
-        self._members = [Member(host) for host in found]
+        self._members = [HostAgent(host) for host in found]
         self._outward = ""  # this machine's address, as the other hosts see it
         self._asked_to_stop = asyncio.Event()
         self._outputs = Outputs()
@@ -130,7 +130,7 @@ class Fleet:
 
     # --- one host ----------------------------------------------------------------------------------
 
-    async def _run_member(self, member: Member, rank: int) -> None:
+    async def _run_member(self, member: HostAgent, rank: int) -> None:
         tries = 1 if member.own_address or not self._port else _FORWARD_TRIES
         for _ in range(tries):
             if not self._stopping:
@@ -147,7 +147,7 @@ class Fleet:
         if died and not self._stopping:
             self._report_loss(member)
 
-    async def _start(self, member: Member, rank: int) -> None:
+    async def _start(self, member: HostAgent, rank: int) -> None:
         command = self._command(member, rank)
         try:
             member.process = await asyncio.create_subprocess_exec(
@@ -177,7 +177,7 @@ class Fleet:
         member.exit_code = await member.process.wait()
         alarm.cancel()
 
-    def _give_up(self, member: Member, why: str) -> None:
+    def _give_up(self, member: HostAgent, why: str) -> None:
         """Stop a host that has not answered. ssh has its own connect timeout, but the remote command has none."""
         if not member.answered and not member.over and not self._stopping:
             member.given_up = why
@@ -188,7 +188,7 @@ class Fleet:
         drop = "DDP_RENDEZVOUS_" if self._port else "\0"
         return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
-    def _command(self, member: Member, rank: int) -> list[str]:
+    def _command(self, member: HostAgent, rank: int) -> list[str]:
         least, most = self._shared.nnodes
         node_rank = rank if least == most == len(self._members) else None
         port = self._port if member.own_address else random.choice(_FORWARD_PORTS)
@@ -200,11 +200,11 @@ class Fleet:
         forward = ["-R", f"{_LOOPBACK}:{port}:{_LOOPBACK}:{self._port}"] if self._port else []
         return [*shlex.split(self._settings["ssh"]), *forward, member.host.name, command]
 
-    def _address_of(self, member: Member) -> str:
+    def _address_of(self, member: HostAgent) -> str:
         """The address of this machine for other hosts; "" for those, which use the address of their ssh connection."""
         return (self._outward or member.own_address) if member.own_address else ""
 
-    def _report_loss(self, member: Member) -> None:
+    def _report_loss(self, member: HostAgent) -> None:
         """Report a lost host. If too few hosts remain, stop all agents, because no other host can join."""
         how = f"exit code {member.exit_code}"
         if member.given_up and not member.answered:
@@ -253,7 +253,7 @@ class Fleet:
             if not member.answered or self._stopping > 2:
                 self._terminate(member)
 
-    def _terminate(self, member: Member) -> None:
+    def _terminate(self, member: HostAgent) -> None:
         # When it has been waited for, its number may be another process's.
         if member.process and member.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -265,7 +265,7 @@ class Fleet:
 
     # --- what the user sees ---------------------------------------------------------------------------
 
-    async def _relay(self, member: Member, stream: asyncio.StreamReader, terminal: Terminal) -> None:
+    async def _relay(self, member: HostAgent, stream: asyncio.StreamReader, terminal: Terminal) -> None:
         shown: dict[str, int] = {}
         rest = b""
         while chunk := await stream.read(_READ):
@@ -277,11 +277,11 @@ class Fleet:
         if rest:
             await self._show(member, rest + b"\n", terminal, shown)
 
-    async def _show(self, member: Member, text: bytes, terminal: Terminal, shown: dict[str, int]) -> None:
+    async def _show(self, member: HostAgent, text: bytes, terminal: Terminal, shown: dict[str, int]) -> None:
         lines = [line for line in text.splitlines(keepends=True) if self._is_for_user(member, line, shown)]
         await self._outputs.put(terminal, lines)
 
-    def _is_for_user(self, member: Member, line: bytes, shown: dict[str, int]) -> bool:
+    def _is_for_user(self, member: HostAgent, line: bytes, shown: dict[str, int]) -> bool:
         frame = frames.parse(line)
         if frame is not None:
             member.answered = member.answered or frame.get("kind") == "hello"

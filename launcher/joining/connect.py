@@ -44,7 +44,7 @@ _SLOTS = 256  # agents of one job on one host
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ServiceConnection:
     session: Session
     agent: AgentId
     host: str  # this node's name, as its output lines show it
@@ -63,7 +63,9 @@ class CannotConnect(Coded):
         self.exit_code = exit_code
 
 
-async def open_session(spec: LaunchSpec, incarnation: str, journals: Journals | None = None) -> Connection:
+async def open_session(
+    spec: LaunchSpec, incarnation: str, journals: Journals | None = None
+) -> ServiceConnection:
     """Find the rendezvous and open the session of this node. Raises `CannotConnect`.
 
     `journals`: for a service in this process.
@@ -97,7 +99,9 @@ async def open_session(spec: LaunchSpec, incarnation: str, journals: Journals | 
                 await withdraw()
                 await session.close()
 
-            return Connection(session, agent, host, spec.local_addr or _LOOPBACK, leave, job=rendezvous)
+            return ServiceConnection(
+                session, agent, host, spec.local_addr or _LOOPBACK, leave, job=rendezvous
+            )
         case MayServe(endpoint, why):
             return await _serve_or_connect(spec, host, incarnation, endpoint, why, journals)
         case Deployed(endpoints):
@@ -137,7 +141,7 @@ async def _fqdn(spec: LaunchSpec, host: str) -> str:
 
 async def _serve_or_connect(
     spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str, journals: Journals | None
-) -> Connection:
+) -> ServiceConnection:
     from rendezvous.hosted import protection, serve  # a job on one machine needs none of it
 
     options = _options(spec)
@@ -165,7 +169,7 @@ async def _serve_or_connect(
     return replace(connection, leave=leave)
 
 
-async def open_session_of(connection: Connection, spec: LaunchSpec) -> Connection:
+async def open_session_of(connection: ServiceConnection, spec: LaunchSpec) -> ServiceConnection:
     """Open a second session of this node, for another job: `spec` has the ID of that job."""
     endpoints = tuple(parse_endpoint(endpoint) for endpoint in connection.endpoints)
     addressed = replace(spec, local_addr=connection.address)
@@ -217,7 +221,7 @@ async def _connect(
     endpoints: tuple[Endpoint, ...],
     options: ClientOptions,
     own: str = "",
-) -> Connection:
+) -> ServiceConnection:
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
     slot = _Slot.of(spec.job.job_id, host)
     agent = AgentId(slot.name, incarnation)
@@ -229,7 +233,7 @@ async def _connect(
         await session.close()
         slot.close()
 
-    return Connection(session, agent, slot.name, address, leave, named, options)
+    return ServiceConnection(session, agent, slot.name, address, leave, named, options)
 
 
 def _source_address(endpoints: tuple[Endpoint, ...]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-class Origin(StrEnum):
+class XidOrigin(StrEnum):
     """What usually causes an error with this number."""
 
     PROGRAM = "program"  # the program that ran on the GPU; another program may run there
@@ -45,7 +45,7 @@ class Need(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Meaning:
     text: str
-    origin: Origin
+    origin: XidOrigin
     need: Need
 
     @property
@@ -54,24 +54,24 @@ class Meaning:
 
 
 def _program(text: str) -> Meaning:
-    return Meaning(f"{text} (usually caused by the script)", Origin.PROGRAM, Need.NOTHING)
+    return Meaning(f"{text} (usually caused by the script)", XidOrigin.PROGRAM, Need.NOTHING)
 
 
 def _device(text: str, need: Need) -> Meaning:
-    return Meaning(text, Origin.DEVICE, need)
+    return Meaning(text, XidOrigin.DEVICE, need)
 
 
 def _link(text: str, need: Need = Need.WATCH) -> Meaning:
-    return Meaning(text, Origin.LINK, need)
+    return Meaning(text, XidOrigin.LINK, need)
 
 
 XIDS: dict[int, Meaning] = {
     13: _program("an illegal instruction or access by a CUDA kernel"),
     31: _program("a CUDA kernel accessed memory that is not mapped"),
-    32: Meaning("commands to the GPU were damaged on the way", Origin.EITHER, Need.WATCH),
+    32: Meaning("commands to the GPU were damaged on the way", XidOrigin.EITHER, Need.WATCH),
     38: _device("the driver's firmware reported an error", Need.WATCH),
     43: _program("the GPU stopped processing"),
-    45: Meaning("the process was terminated while it had work on the GPU", Origin.PROGRAM, Need.NOTHING),
+    45: Meaning("the process was terminated while it had work on the GPU", XidOrigin.PROGRAM, Need.NOTHING),
     48: _device("an uncorrectable memory error (ECC)", Need.WATCH),
     54: _device("the GPU's power cable is not connected", Need.REPLACE),
     61: _device("the GPU's microcontroller failed", Need.WATCH),
@@ -85,7 +85,7 @@ XIDS: dict[int, Meaning] = {
     92: _device("many correctable memory errors", Need.WATCH),
     94: _device("a contained uncorrectable memory error", Need.WATCH),
     95: _device("an uncontained uncorrectable memory error", Need.RESET),
-    109: Meaning("the GPU could not switch between programs in time", Origin.EITHER, Need.WATCH),
+    109: Meaning("the GPU could not switch between programs in time", XidOrigin.EITHER, Need.WATCH),
     110: _device("a security fault", Need.RESET),
     119: _device("the GPU's system processor (GSP) does not respond", Need.RESET),
     120: _device("the GPU's system processor (GSP) failed", Need.RESET),
@@ -101,7 +101,7 @@ XIDS: dict[int, Meaning] = {
     157: _device("a part of the GPU's memory or cache could not be retired", Need.RESET),
     158: _device("the GPU did not finish an operation in time", Need.RESET),
 }
-UNKNOWN = Meaning("see NVIDIA's list of Xid errors", Origin.EITHER, Need.WATCH)
+UNKNOWN = Meaning("see NVIDIA's list of Xid errors", XidOrigin.EITHER, Need.WATCH)
 ADVICE = {
     Need.NOTHING: "look for the error in the script: compute-sanitizer finds illegal accesses",
     Need.WATCH: "reset the GPU when it is free (nvidia-smi --gpu-reset); replace it if the error occurs again",
@@ -129,12 +129,12 @@ class Xid:
 
     @property
     def is_of_program(self) -> bool:
-        return self.meaning.origin is Origin.PROGRAM
+        return self.meaning.origin is XidOrigin.PROGRAM
 
     @property
     def advice(self) -> str:
         meaning = self.meaning
-        watched = meaning.origin is Origin.LINK and meaning.need is Need.WATCH
+        watched = meaning.origin is XidOrigin.LINK and meaning.need is Need.WATCH
         return LINK_ADVICE if watched else ADVICE[meaning.need]
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from launcher.exchange import Phase, StartRanks
+from launcher.exchange import AgentPhase, StartRanks
 from launcher.notify import job_events
 from launcher.notify.job_events import EventKind, JobEvent
 from rendezvous.values.events import Ended, Stop
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import Action, AgentEvent, Finish, Supervision
     from launcher.notify.otlp import Exporter
-    from launcher.notify.traces import Span, Value
+    from launcher.notify.traces import TraceSpan, Value
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.types import Outcome
 
@@ -44,7 +44,7 @@ def _exporter(spec: LaunchSpec, say: Callable[[str], None]) -> Exporter | None:
     return otlp.Exporter(to, say) if to is not None else None
 
 
-class Announcer:
+class EventNotifier:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None], boundary: ErrorBoundary) -> None:
         self._job, self._boundary = spec.job.job_id, boundary
         self._subscribers = Subscribers(spec.on_event, say)
@@ -74,11 +74,11 @@ class Announcer:
         now = time.time()
         if started and state.assignment is not None and len(self._generations) < _GENERATIONS_KEPT:
             self._generations.append((state.assignment.generation, now, now))
-        elif before.phase is Phase.RUNNING and self._generations:
+        elif before.phase is AgentPhase.RUNNING and self._generations:
             self._generations[-1] = (*self._generations[-1][:2], now)
 
-    def _whole_job(self, outcome: Outcome, state: Supervision) -> Sequence[Span]:
-        from launcher.notify.traces import Job, Ran, of_job
+    def _whole_job(self, outcome: Outcome, state: Supervision) -> Sequence[TraceSpan]:
+        from launcher.notify.traces import Ran, TracedJob, of_job
 
         attributes: dict[str, Value] = {
             "ddp.exit_code": outcome.exit_code,
@@ -90,7 +90,7 @@ class Announcer:
         error = "" if outcome.succeeded else outcome.reason
         agent = f"{state.agent.node} {state.agent.incarnation}"
         ran = tuple(Ran(*each) for each in self._generations)
-        return of_job(Job(self._job, agent, self._began_s, time.time(), ran, attributes, error))
+        return of_job(TracedJob(self._job, agent, self._began_s, time.time(), ran, attributes, error))
 
     def restarted(self, moments: Sequence[float | None], parts_s: Mapping[str, float]) -> None:
         """All ranks of this node have finished their first step after a restart.
@@ -107,15 +107,15 @@ class Announcer:
         if self._exporter is not None:
             self._export(lambda: self._whole_restart(state, moments))
 
-    def _whole_restart(self, state: Supervision, moments: Sequence[float | None]) -> Sequence[Span]:
-        from launcher.notify.traces import Restart, of_restart
+    def _whole_restart(self, state: Supervision, moments: Sequence[float | None]) -> Sequence[TraceSpan]:
+        from launcher.notify.traces import TracedRestart, of_restart
 
         if state.assignment is None or state.store is None:
             return ()
         offset, mine = time.time() - time.monotonic(), state.assignment
         at = tuple(None if moment is None else moment + offset for moment in moments)
         node, store = (state.agent.node, mine.node_rank), f"{state.store.host}:{state.store.port}"
-        return of_restart(Restart(self._job, *node, mine.generation, store, self._reason, at))
+        return of_restart(TracedRestart(self._job, *node, mine.generation, store, self._reason, at))
 
     def node_news(self, text: str) -> None:
         self._announce(JobEvent(EventKind.NODE, text, {}))
@@ -133,7 +133,7 @@ class Announcer:
         if event is not None:
             self._subscribers.put(job_events.as_object(event, self._state, self._job, now_in_utc()))
 
-    def _export(self, spans: Callable[[], Sequence[Span]]) -> None:
+    def _export(self, spans: Callable[[], Sequence[TraceSpan]]) -> None:
         if self._exporter is not None:
             self._exporter.put(self._boundary.called("making a trace", spans, ()))
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from launcher.notify import traces
-from launcher.version import VERSION
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from launcher.notify.traces import Span, Value
+    from launcher.notify.traces import TraceSpan, Value
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
 _TIMEOUT_S = 5.0
@@ -33,13 +33,13 @@ _TRY_AGAIN = (429, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class OtlpEndpoint:
     url: str
     headers: Mapping[str, str]
     resource: Mapping[str, Value]
 
 
-def endpoint(asked: str, environ: Mapping[str, str]) -> tuple[Endpoint | None, str]:
+def endpoint(asked: str, environ: Mapping[str, str]) -> tuple[OtlpEndpoint | None, str]:
     """Return the endpoint of the option, else of the environment, and what is wrong with it."""
     exact = environ.get(f"{_PREFIX}TRACES_ENDPOINT", "")
     base = asked or ("" if exact else environ.get(f"{_PREFIX}ENDPOINT", ""))
@@ -60,7 +60,7 @@ def endpoint(asked: str, environ: Mapping[str, str]) -> tuple[Endpoint | None, s
         **_pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", "")),
     }
     headers = _pairs(environ.get(f"{_PREFIX}TRACES_HEADERS") or environ.get(f"{_PREFIX}HEADERS", ""))
-    return Endpoint(url, headers, resource), ""
+    return OtlpEndpoint(url, headers, resource), ""
 
 
 def _with_path(base: str) -> str:
@@ -74,14 +74,14 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 class Exporter:
-    def __init__(self, to: Endpoint, say: Callable[[str], None]) -> None:
+    def __init__(self, to: OtlpEndpoint, say: Callable[[str], None]) -> None:
         """`say` writes one line and may be called from any thread."""
         self._to, self._say = to, say
-        self._spans: queue.Queue[Sequence[Span] | None] = queue.Queue(_WAITING)
+        self._spans: queue.Queue[Sequence[TraceSpan] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._has_failed = False
 
-    def put(self, spans: Sequence[Span]) -> None:
+    def put(self, spans: Sequence[TraceSpan]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
             self._thread.start()

@@ -24,7 +24,7 @@ PARTS = ("detect", "stop", "meet", "fork", "init", "first step")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     trace: str
     id: str
     parent: str  # "" for the root
@@ -36,7 +36,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class TracedRestart:
     """A restart of one node. `moments`: since the epoch, the ends of the parts, with the beginning of the first one.
 
     None: it did not happen on this node.
@@ -56,7 +56,7 @@ def _identifier(length: int, *words: object) -> str:
     return sha256("\0".join(map(str, words)).encode("utf-8", "surrogateescape")).hexdigest()[: 2 * length]
 
 
-def of_restart(restart: Restart) -> tuple[Span, ...]:
+def of_restart(restart: TracedRestart) -> tuple[TraceSpan, ...]:
     known = [moment for moment in restart.moments if moment is not None]
     if not known:
         return ()
@@ -67,13 +67,13 @@ def of_restart(restart: Restart) -> tuple[Span, ...]:
     on_node: dict[str, Value] = {"ddp.node": restart.node, "ddp.node_rank": restart.node_rank}
     of_node = _identifier(8, *common, restart.node)
     whole = (known[0], max(known))
-    spans = [Span(trace, of_node, root, f"restart {restart.node}", *whole, named | on_node)]
+    spans = [TraceSpan(trace, of_node, root, f"restart {restart.node}", *whole, named | on_node)]
     if restart.node_rank == 0:
-        spans.insert(0, Span(trace, root, "", "restart", *whole, named | reason))
+        spans.insert(0, TraceSpan(trace, root, "", "restart", *whole, named | reason))
     for name, (begin, end) in zip(PARTS, pairwise(restart.moments), strict=True):
         if begin is not None and end is not None:
             own = _identifier(8, *common, restart.node, name)
-            spans.append(Span(trace, own, of_node, name, begin, max(begin, end), on_node))
+            spans.append(TraceSpan(trace, own, of_node, name, begin, max(begin, end), on_node))
     return tuple(spans)
 
 
@@ -87,7 +87,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TracedJob:
     name: str
     agent: str  # unique
     begin_s: float
@@ -97,28 +97,32 @@ class Job:
     error: str = ""
 
 
-def of_job(job: Job) -> tuple[Span, ...]:
+def of_job(job: TracedJob) -> tuple[TraceSpan, ...]:
     trace, root = (_identifier(length, job.name, job.agent, "job") for length in (16, 8))
     named: dict[str, Value] = {"ddp.job": job.name}
-    spans = [Span(trace, root, "", "job", job.begin_s, job.end_s, named | dict(job.attributes), job.error)]
+    spans = [
+        TraceSpan(trace, root, "", "job", job.begin_s, job.end_s, named | dict(job.attributes), job.error)
+    ]
     for ran in job.generations:
         own = _identifier(8, job.name, job.agent, ran.generation)
         numbered: dict[str, Value] = named | {"ddp.generation": ran.generation}
-        spans.append(Span(trace, own, root, f"generation {ran.generation}", ran.begin_s, ran.end_s, numbered))
+        spans.append(
+            TraceSpan(trace, own, root, f"generation {ran.generation}", ran.begin_s, ran.end_s, numbered)
+        )
     return tuple(spans)
 
 
 # --- OTLP ------------------------------------------------------------------------------------------------
 
 
-def payload(spans: Sequence[Span], resource: Mapping[str, Value], version: str) -> dict[str, Any]:
+def payload(spans: Sequence[TraceSpan], resource: Mapping[str, Value], version: str) -> dict[str, Any]:
     """The body of an ExportTraceServiceRequest, as JSON: identifiers are hexadecimal, large numbers are strings."""
     scope = {"name": "ddp-launch", "version": version}
     of_scope = {"scope": scope, "spans": [_span(span) for span in spans]}
     return {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [of_scope]}]}
 
 
-def _span(span: Span) -> dict[str, Any]:
+def _span(span: TraceSpan) -> dict[str, Any]:
     shown = {
         "traceId": span.trace,
         "spanId": span.id,

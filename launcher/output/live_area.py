@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from launcher.output.lines import without_c1
-from launcher.output.screen import BLANK, Cell, Row, cells_of, rendered
+from launcher.output.screen import BLANK, Cell, ScreenRow, cells_of, rendered
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ _MOST_OF_HEIGHT = 2  # bars take at most the height of the terminal divided by t
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LiveBlock:
     """The live rows of one stream of a rank."""
 
     label: tuple[Cell, ...]
-    rows: tuple[Row, ...]
-    prompt: Row | None = None
+    rows: tuple[ScreenRow, ...]
+    prompt: ScreenRow | None = None
     column: int = 0  # of the cursor in the prompt
 
 
@@ -37,7 +37,7 @@ class Size:
     rows: int
 
 
-def drawn(blocks: tuple[Block, ...], status: str, size: Size, is_colored: bool) -> bytes:
+def drawn(blocks: tuple[LiveBlock, ...], status: str, size: Size, is_colored: bool) -> bytes:
     """Return the bytes that draw the area below the last line, and leave the cursor in its last row."""
     # The last column stays empty: a terminal wraps when it is written to.
     columns = max(1, size.columns - 1)
@@ -82,7 +82,7 @@ def _width(row: bytes) -> int:
     return len(cells_of(_SEQUENCE.sub(b"", row).decode("utf-8", "replace"), "", 0))
 
 
-def _prompt(block: Block, prompt: Row, columns: int, is_colored: bool) -> bytes:
+def _prompt(block: LiveBlock, prompt: ScreenRow, columns: int, is_colored: bool) -> bytes:
     cells = (*block.label, *prompt.cells)
     text = _text(cells, columns, is_colored)
     back = min(len(cells), columns) - (len(block.label) + block.column)

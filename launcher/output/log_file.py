@@ -89,7 +89,7 @@ def link_folder(folder: str, link: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class RankLog:
     """What one rank has written to a stream in one generation: a file, or a part of it."""
 
     path: str
@@ -108,11 +108,11 @@ class LogFiles:
     def __init__(self, limit: int, complain: Callable[[str], None]) -> None:
         self._limit, self._complain = limit, complain
         self._lock = threading.Lock()
-        self._known: dict[StreamKey, Log] = {}
+        self._known: dict[StreamKey, RankLog] = {}
 
     def open(self, path: str, key: StreamKey) -> LogFile:
         history = LogHistory()
-        self._add(key, Log(path, history))
+        self._add(key, RankLog(path, history))
         return LogFile(path, self._limit, self._complain, history)
 
     def move(self, before: StreamKey, after: StreamKey) -> None:
@@ -123,13 +123,13 @@ class LogFiles:
             self._add(before, replace(log, last=size))
             self._add(after, replace(log, first=size))
 
-    def _add(self, key: StreamKey, log: Log) -> None:
+    def _add(self, key: StreamKey, log: RankLog) -> None:
         with self._lock:
             self._known[key] = log
             if len(self._known) > self._MOST:
                 del self._known[next(iter(self._known))]
 
-    def known(self) -> dict[StreamKey, Log]:
+    def known(self) -> dict[StreamKey, RankLog]:
         """For any thread."""
         with self._lock:
             return dict(self._known)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from launcher.output.log_file import StreamKey
-    from launcher.output.rank_display import RankDisplay, Shown
+    from launcher.output.rank_display import RankDisplay, ShownText
     from launcher.settings.spec import LogSpec
 
 
@@ -343,7 +343,7 @@ class LogPump:
             if self._streams.get(stream.fd) is stream:
                 self._read(stream, now)
 
-    def _show(self, stream: RankStream, display: RankDisplay, shown: Shown) -> None:
+    def _show(self, stream: RankStream, display: RankDisplay, shown: ShownText) -> None:
         if stream.has_terminal and shown.record:
             stream.file.write(shown.record)
         if shown.text:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.output import keyboard, lines, plain_view, stream_view
-from launcher.output.live_area import Block
+from launcher.output.live_area import LiveBlock
 from launcher.output.plain_view import PlainView
 from launcher.output.screen import Screen, cells_of
 from launcher.output.stream_view import StreamView, Texts
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LogSpec
 
 
-class Shown(NamedTuple):
+class ShownText(NamedTuple):
     """Text without its label: whole lines, except where nothing can be redrawn (`plain_view`)."""
 
     text: bytes  # for the output
@@ -66,7 +66,7 @@ class RankDisplay:
             return shown[len(self._painted) :]
         return b"\n" + shown if before is not None else shown
 
-    def block(self, _input_wait: Callable[[int], int | None]) -> Block | None:
+    def block(self, _input_wait: Callable[[int], int | None]) -> LiveBlock | None:
         """Return what to draw in the live area."""
         return None
 
@@ -78,20 +78,20 @@ class RankDisplay:
     def due_at(self) -> float | None:
         return self._plain.due_at
 
-    def feed(self, chunk: bytes, now: float) -> Shown:
+    def feed(self, chunk: bytes, now: float) -> ShownText:
         self._plain, text = plain_view.feed(self._plain, chunk, now)
         return self._as_it_is(text)
 
-    def update(self, now: float) -> Shown:
+    def update(self, now: float) -> ShownText:
         self._plain, text = plain_view.update(self._plain, now)
         return self._as_it_is(text)
 
-    def finish(self, _now: float) -> Shown:
+    def finish(self, _now: float) -> ShownText:
         self._plain, text = PlainView(), self._plain.held
         return self._as_it_is(text)
 
-    def _as_it_is(self, text: bytes) -> Shown:
-        return Shown(lines.presentable(text) if self.terminal.is_tty else text)
+    def _as_it_is(self, text: bytes) -> ShownText:
+        return ShownText(lines.presentable(text) if self.terminal.is_tty else text)
 
 
 class DrawnDisplay(RankDisplay):
@@ -108,17 +108,17 @@ class DrawnDisplay(RankDisplay):
         self._input_wait: Callable[[int], int | None] = lambda _rank: None
         self._view = StreamView(is_recorded=has_terminal)
 
-    def block(self, input_wait: Callable[[int], int | None]) -> Block | None:
+    def block(self, input_wait: Callable[[int], int | None]) -> LiveBlock | None:
         """Return what to draw in the live area. Unfinished text is a prompt if the rank may wait for the answer."""
         self._input_wait = input_wait
         rows = stream_view.live_rows(self._view) if self._draws_bars else ()
         unfinished = stream_view.prompt(self._view)
         if unfinished is not None and (wait := input_wait(self.rank)) != 0:
             self._question = wait if wait and keyboard.ends_lines() else 0
-            return Block(self._label, rows, unfinished, stream_view.column(self._view))
+            return LiveBlock(self._label, rows, unfinished, stream_view.column(self._view))
         if unfinished is not None and self._draws_bars:
             rows = (*rows, unfinished)
-        return Block(self._label, rows) if rows else None
+        return LiveBlock(self._label, rows) if rows else None
 
     @property
     def is_unfinished(self) -> bool:
@@ -127,7 +127,7 @@ class DrawnDisplay(RankDisplay):
     def due_at(self) -> float | None:
         return stream_view.due_at(self._view)
 
-    def feed(self, chunk: bytes, now: float) -> Shown:
+    def feed(self, chunk: bytes, now: float) -> ShownText:
         """A defect in the interpretation must not end the thread that all ranks wait for: the text is shown plainly."""
         try:
             before = self._end_prompt()
@@ -136,7 +136,7 @@ class DrawnDisplay(RankDisplay):
             return self._shown(self._begin_again(chunk, error))
         return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
 
-    def update(self, now: float) -> Shown:
+    def update(self, now: float) -> ShownText:
         try:
             self._view, texts = stream_view.update(self._view, now)
         except Exception as error:
@@ -149,7 +149,7 @@ class DrawnDisplay(RankDisplay):
         text = told + (chunk if chunk.endswith(b"\n") or not chunk else chunk + b"\n")
         return Texts(text, text)
 
-    def finish(self, _now: float) -> Shown:
+    def finish(self, _now: float) -> ShownText:
         before, texts = self._end_prompt(), stream_view.finish(self._view)
         self._view = StreamView(self._view.is_recorded)
         return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
@@ -163,11 +163,11 @@ class DrawnDisplay(RankDisplay):
         self._view, texts = stream_view.answered(self._view)
         return texts
 
-    def _shown(self, texts: Texts) -> Shown:
+    def _shown(self, texts: Texts) -> ShownText:
         text = lines.presentable(texts.lines)
         if self._strips_color:
             text = lines.without_color(text)
-        return Shown(text, lines.without_color(texts.record))
+        return ShownText(text, lines.without_color(texts.record))
 
 
 # --- live display -----------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class LiveDisplay:
     def __init__(self, input_wait: Callable[[int], int | None]) -> None:
         self._input_wait = input_wait
         self._unfinished: dict[RankDisplay, None] = {}
-        self._blocks: dict[RankDisplay, Block] = {}
+        self._blocks: dict[RankDisplay, LiveBlock] = {}
         self._changed: dict[Terminal, None] = {}
         self._prompting: set[int] = set()
         self._next_at = float("-inf")

@@ -49,7 +49,9 @@ _TOKEN = re.compile(
 class Canvas:
     """The rows of a screen while one chunk is written to them."""
 
-    def __init__(self, rows: tuple[Row, ...], at: int, column: int, style: str, display: RedrawnRows) -> None:
+    def __init__(
+        self, rows: tuple[ScreenRow, ...], at: int, column: int, style: str, display: RedrawnRows
+    ) -> None:
         self.rows = [list(row.cells) for row in rows]
         self.redrawn = [row.is_redrawn for row in rows]
         self.at, self.column, self.style, self.display = at, column, style, display
@@ -74,7 +76,7 @@ class Canvas:
     def take_off(self, count: int) -> None:
         """Finish rows at the top."""
         for cells, how in zip(self.rows[:count], self.redrawn[:count], strict=True):
-            self._finished.append(Row(tuple(cells), how).line() + b"\n")
+            self._finished.append(ScreenRow(tuple(cells), how).line() + b"\n")
         del self.rows[:count], self.redrawn[:count]
         self.at -= count
         self._began_at = max(0, self._began_at - count)
@@ -307,7 +309,7 @@ _CUT_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*|[ -/]*
 @dataclass(frozen=True, slots=True)
 class Screen:
     text: bytes = b""  # while nothing was redrawn or coloured: the line without its newline yet
-    rows: tuple[Row, ...] = ()  # empty until then
+    rows: tuple[ScreenRow, ...] = ()  # empty until then
     at: int = 0  # the cursor's row and column
     column: int = 0
     style: str = ""
@@ -322,7 +324,7 @@ class Screen:
         return self.redrawn.exist or any(row.is_redrawn for row in self.rows)
 
     @property
-    def live(self) -> tuple[Row, ...]:
+    def live(self) -> tuple[ScreenRow, ...]:
         """The rows that the program redraws, without blank ones at the end."""
         if not self.is_redrawn:
             return ()
@@ -341,10 +343,10 @@ class Screen:
         return bool(self.rows) and self.rows[self.at].is_redrawn
 
     @property
-    def cursor_row(self) -> Row:
+    def cursor_row(self) -> ScreenRow:
         if self.rows:
             return self.rows[self.at]
-        return Row(tuple(cells_of(_without_controls(self.text), "", 0)))
+        return ScreenRow(tuple(cells_of(_without_controls(self.text), "", 0)))
 
 
 class Finished(NamedTuple):
@@ -477,7 +479,7 @@ def _feed_cells(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, bytes
 def _canvas_of(screen: Screen) -> Canvas:
     if screen.rows:
         return Canvas(screen.rows, screen.at, screen.column, screen.style, screen.redrawn)
-    row = Row(tuple(cells_of(_without_controls(screen.text), "", 0)))
+    row = ScreenRow(tuple(cells_of(_without_controls(screen.text), "", 0)))
     return Canvas((row,), 0, len(row.cells), screen.style, screen.redrawn)
 
 
@@ -485,7 +487,7 @@ def _screen_of(canvas: Canvas, late_at: float | None, cut: bytes) -> Screen:
     is_empty = len(canvas.rows) == 1 and not canvas.rows[0]
     if is_empty and not (canvas.display.exist or canvas.style or canvas.column):
         return Screen(cut=cut)
-    rows = tuple(Row(tuple(cells), how) for cells, how in zip(canvas.rows, canvas.redrawn, strict=True))
+    rows = tuple(ScreenRow(tuple(cells), how) for cells, how in zip(canvas.rows, canvas.redrawn, strict=True))
     return Screen(b"", rows, canvas.at, canvas.column, canvas.style, canvas.display, cut, late_at)
 
 
@@ -554,7 +556,7 @@ _FOREGROUND, _BACKGROUND = "foreground", "background"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScreenRow:
     cells: tuple[Cell, ...] = ()
     is_redrawn: bool = False  # the program has returned to it to write it again, as a progress bar does
 

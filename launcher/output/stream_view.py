@@ -19,7 +19,7 @@ from launcher.output.screen import Finished, Screen
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from launcher.output.screen import Row
+    from launcher.output.screen import ScreenRow
 
 INTERPRETED = 512 * 1024  # bytes a second, and at most half of it at once
 
@@ -71,11 +71,11 @@ def finish(view: StreamView) -> Texts:
     return _texts(view, Finished(lines, lines))
 
 
-def live_rows(view: StreamView) -> tuple[Row, ...]:
+def live_rows(view: StreamView) -> tuple[ScreenRow, ...]:
     return view.screen.live
 
 
-def prompt(view: StreamView) -> Row | None:
+def prompt(view: StreamView) -> ScreenRow | None:
     """Return the row in which the rank may wait for input."""
     return view.screen.cursor_row if view.screen.is_prompt else None
 

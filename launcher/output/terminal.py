@@ -40,7 +40,7 @@ from launcher.output.live_area import Size
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from launcher.output.live_area import Block
+    from launcher.output.live_area import LiveBlock
 
 _Block = tuple[bytes, str | None]  # whole lines, and the log that also has them; None: the launcher's own
 
@@ -86,7 +86,7 @@ class Terminal:
         self._torn = False  # the last line written lacks its end
         self.writer: object | None = None  # of an unfinished line, which another writer ends first
         self._status = ""
-        self._bars: tuple[Block, ...] = ()
+        self._bars: tuple[LiveBlock, ...] = ()
         self._area = b""  # as shown on the screen
         self._area_columns = 0  # of the window when it was drawn
         self._wraps_anew = live_area.wraps_anew(os.environ)
@@ -142,7 +142,7 @@ class Terminal:
         if self.is_drawn:
             self._status = text
 
-    def set_area(self, blocks: tuple[Block, ...]) -> None:
+    def set_area(self, blocks: tuple[LiveBlock, ...]) -> None:
         self._bars = blocks
 
     def forget_area(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import AgentEvent
-    from launcher.joining.connect import Connection
+    from launcher.joining.connect import ServiceConnection
     from launcher.preflight.checkup import Check, Report
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.events import AgentJoined
@@ -59,7 +59,7 @@ class Preflight:
         self._gathering = asyncio.create_task(gather(spec, spec.preflight))
 
     async def checked(
-        self, join: AgentJoined, connection: Connection, events: asyncio.Queue[AgentEvent]
+        self, join: AgentJoined, connection: ServiceConnection, events: asyncio.Queue[AgentEvent]
     ) -> AgentJoined:
         """Add the results to the join message. A signal that stops the job cancels the checks.
 
@@ -71,13 +71,13 @@ class Preflight:
             raise found
         return replace(join, facts=found.of(join.facts)) if isinstance(found, HealthData) else join
 
-    async def _concluded(self, connection: Connection) -> HealthData | CannotConnect:
+    async def _concluded(self, connection: ServiceConnection) -> HealthData | CannotConnect:
         try:
             return await self.conclude(connection)
         except CannotConnect as failed:
             return failed
 
-    async def conclude(self, connection: Connection) -> HealthData:
+    async def conclude(self, connection: ServiceConnection) -> HealthData:
         """Raises `CannotConnect` if the machine fails the checks and the job has only this machine."""
         report, clock = await asyncio.gather(self._gathering, clock_checks(connection))
         report = report.plus(clock)
@@ -92,7 +92,7 @@ class Preflight:
         had = str(report.versions)
         return HealthData(not failed, failed[:_NOTE_CHARS], had, report.block, report.hardware[:_NOTE_CHARS])
 
-    async def _compare_nodes(self, connection: Connection, report: Report) -> tuple[Check, ...]:
+    async def _compare_nodes(self, connection: ServiceConnection, report: Report) -> tuple[Check, ...]:
         from launcher.preflight import network_check  # which loads gRPC
 
         spec = self._spec.named(self._spec.job.job_id + network_check.SUFFIX)
@@ -128,7 +128,7 @@ def mtu_of(spec: LaunchSpec) -> int:
     return 0 if there is None else there.mtu
 
 
-async def clock_checks(connection: Connection) -> tuple[Check, ...]:
+async def clock_checks(connection: ServiceConnection) -> tuple[Check, ...]:
     if not connection.endpoints:
         return ()
     from rendezvous.client.scratch_client import clock_offset

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from launcher.machine.gpu_state import Gpu, Layout, PcieLink, Process
     from launcher.machine.xids import Xid
-    from launcher.sources.findings import Finding
+    from launcher.sources.findings import HealthFinding
 
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
@@ -147,13 +147,13 @@ def judge_shared_memory(shm: SharedMemory | None) -> Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     open_files: int  # the hard limit; -1: none
     locked_bytes: int  # -1: no limit
     pins_memory: bool = False  # the machine has a device that needs locked memory
 
 
-def judge_limits(limits: Limits) -> tuple[Check, ...]:
+def judge_limits(limits: ProcessLimits) -> tuple[Check, ...]:
     files = limits.open_files
     open_files = _graded(
         "open files",
@@ -702,7 +702,7 @@ def name_of(place: str) -> str:
     return f"{NAME} {place}"
 
 
-def judge_source(place: str, found: Sequence[Finding]) -> Check:
+def judge_source(place: str, found: Sequence[HealthFinding]) -> Check:
     bad = [finding for finding in found if finding.severity is Severity.UNFIT]
     warns = [finding for finding in found if finding.severity is Severity.WARNING]
     if bad:
@@ -719,7 +719,7 @@ def judge_failure(place: str, problem: str) -> Check:
     return Check(name_of(place), Grade.WARN, f"not asked: {problem}", "an answer", advice)
 
 
-def _listed(found: Sequence[Finding]) -> str:
+def _listed(found: Sequence[HealthFinding]) -> str:
     more = len(found) - _SHOWN
     return "; ".join(map(str, found[:_SHOWN])) + (f"; and {more} more" if more > 0 else "")
 

@@ -22,7 +22,7 @@ from launcher.machine.small_files import text_of
 from launcher.output.log_folder import temporary_roots
 from launcher.preflight import checkup, host, versions
 from launcher.preflight.checkup import MB, Check, Gpus, Grade, Report, skipped
-from launcher.sources.source import Source, SourceFailed
+from launcher.sources.source import HealthSource, SourceFailed
 from launcher.template.torch_release import too_old
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
 
 def _sources(spec: LaunchSpec) -> Iterator[tuple[str, Part]]:
     for place in spec.health_sources:
-        source = Source(place, spec.health_ignored)
+        source = HealthSource(place, spec.health_ignored)
         yield checkup.name_of(place), partial(_asked, source)
 
 
-def _asked(source: Source) -> tuple[Check, ...]:
+def _asked(source: HealthSource) -> tuple[Check, ...]:
     try:
         return (checkup.judge_source(source.place, source.ask(os.environ)),)
     except SourceFailed as error:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from launcher.joining import addresses
 from launcher.machine.small_files import names_in, text_of
-from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
+from launcher.preflight.checkup import (
+    KB,
+    MB,
+    Interface,
+    Memory,
+    Network,
+    ProcessLimits,
+    SharedMemory,
+    Storage,
+)
 from launcher.template.cgroup import memberships, upwards
 
 if TYPE_CHECKING:
@@ -77,11 +86,11 @@ def shared_memory() -> SharedMemory | None:
     return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
-def limits() -> Limits:
+def limits() -> ProcessLimits:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     pins = bool(names_in("/sys/class/infiniband")) or os.path.exists("/proc/driver/nvidia/version")
-    return Limits(
+    return ProcessLimits(
         -1 if files == resource.RLIM_INFINITY else files,
         -1 if locked == resource.RLIM_INFINITY else locked,
         pins,

@@ -71,7 +71,7 @@ def in_rounds(pairs: Iterable[Pair], at_once: int) -> tuple[tuple[Pair, ...], ..
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MeasuredLink:
     """What two nodes have measured, in bits per second each way. None: no measurement."""
 
     pair: Pair
@@ -86,7 +86,7 @@ class Link:
         return min(known) if known and not self.problem else 0.0
 
 
-def better_of(first: Link, second: Link) -> Link:
+def better_of(first: MeasuredLink, second: MeasuredLink) -> MeasuredLink:
     """Return the better of two measurements: a disturbance only makes a link slower."""
     if first.problem or second.problem:
         return second if first.problem else first
@@ -116,7 +116,7 @@ class SlowNode:
 class Findings:
     baseline: Baseline = Baseline()
     nodes: tuple[SlowNode, ...] = ()
-    links: tuple[Link, ...] = ()  # slow links between good ends
+    links: tuple[MeasuredLink, ...] = ()  # slow links between good ends
     measured: int = 0
 
 
@@ -129,7 +129,7 @@ _FLOOR_RTT_S = 0.050
 _ALL = 0.8  # of a node's partners: one lucky measurement must not hide a slow node
 
 
-def baseline(links: Iterable[Link]) -> Baseline:
+def baseline(links: Iterable[MeasuredLink]) -> Baseline:
     sound = [link for link in links if not link.problem]
     if not sound:
         return Baseline()
@@ -138,7 +138,7 @@ def baseline(links: Iterable[Link]) -> Baseline:
     return Baseline(rates[len(rates) // 4], times[len(times) // 4] if times else 0.0)
 
 
-def is_slow(link: Link, best: Baseline) -> bool:
+def is_slow(link: MeasuredLink, best: Baseline) -> bool:
     return _falls_short(link, best.bps / SLOW_FACTOR, _limit_of_rtt(best))
 
 
@@ -146,17 +146,19 @@ def _limit_of_rtt(best: Baseline) -> float:
     return max(best.rtt_s * _RTT_FACTOR, best.rtt_s + _RTT_MARGIN_S)
 
 
-def is_bad(link: Link, best: Baseline) -> bool:
+def is_bad(link: MeasuredLink, best: Baseline) -> bool:
     """Return whether the link is so slow that the node should be excluded."""
     limit = max(best.rtt_s * _BAD_RTT_FACTOR, best.rtt_s + _BAD_RTT_MARGIN_S)
     return _falls_short(link, best.bps / BAD_FACTOR, limit)
 
 
-def _falls_short(link: Link, bps: float, rtt_s: float) -> bool:
+def _falls_short(link: MeasuredLink, bps: float, rtt_s: float) -> bool:
     return bool(link.problem) or link.bps < bps or (link.rtt_s or 0.0) > rtt_s
 
 
-def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = False) -> tuple[Pair, ...]:
+def suspects(
+    links: Sequence[MeasuredLink], hosts: Mapping[int, str], *, again: bool = False
+) -> tuple[Pair, ...]:
     """Return the pairs to measure again. `again`: this was a repetition, so bad links are confirmed and left out."""
     counted = _between_hosts(links, hosts)
     best = baseline(counted)
@@ -164,12 +166,12 @@ def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = F
     return tuple(link.pair for link in slow if not (again and is_bad(link, best)))
 
 
-def _between_hosts(links: Iterable[Link], hosts: Mapping[int, str]) -> list[Link]:
+def _between_hosts(links: Iterable[MeasuredLink], hosts: Mapping[int, str]) -> list[MeasuredLink]:
     """Keep failed links even on one host: agents on one host that cannot connect are also a finding."""
     return [link for link in links if link.problem or hosts[link.pair[0]] != hosts[link.pair[1]]]
 
 
-def judge(links: Sequence[Link], hosts: Mapping[int, str]) -> Findings:
+def judge(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Findings:
     counted = _between_hosts(links, hosts)
     best = baseline(counted)
     slow = [link for link in counted if is_slow(link, best)]
@@ -179,7 +181,7 @@ def judge(links: Sequence[Link], hosts: Mapping[int, str]) -> Findings:
     return Findings(best, guilty, between, len(counted))
 
 
-def _slow_nodes(counted: Sequence[Link], slow: Sequence[Link]) -> tuple[SlowNode, ...]:
+def _slow_nodes(counted: Sequence[MeasuredLink], slow: Sequence[MeasuredLink]) -> tuple[SlowNode, ...]:
     counts: dict[int, int] = {}
     for link in counted:
         for end in link.pair:
@@ -226,7 +228,7 @@ def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
     if own.unreachable:
         found = f"none of {own.partners} other nodes can connect to this node"
         return Check("links", Grade.FAIL, found, floor, "check its firewall, --interface and cable")
-    bad = is_bad(Link((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
+    bad = is_bad(MeasuredLink((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
     found = (
         f"the links to all {own.partners} measured nodes are slow: {_rate(own.bps)}, {short_duration(own.rtt_s)}; "
         f"other links have {_rate(best.bps)}"
@@ -235,12 +237,12 @@ def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
     return Check("links", Grade.FAIL if bad else Grade.WARN, found, floor, advice)
 
 
-def _worst_first(link: Link) -> tuple[bool, float]:
+def _worst_first(link: MeasuredLink) -> tuple[bool, float]:
     return (not link.problem, link.bps)
 
 
 def _of_slow_links(
-    me: int, mine: Sequence[Link], best: Baseline, floor: str, names: Mapping[int, str]
+    me: int, mine: Sequence[MeasuredLink], best: Baseline, floor: str, names: Mapping[int, str]
 ) -> Check:
     """If two nodes cannot connect, only one of them can be in the job: the node with the higher node rank fails."""
     others = [names[link.pair[0] if link.pair[1] == me else link.pair[1]] for link in mine]
@@ -273,7 +275,7 @@ def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
     )
 
 
-def _told(link: Link) -> str:
+def _told(link: MeasuredLink) -> str:
     return link.problem or f"{_rate(link.bps)}, {short_duration(link.rtt_s or 0.0)}"
 
 

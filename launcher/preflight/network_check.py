@@ -29,7 +29,7 @@ from launcher.joining.connect import CannotConnect
 from launcher.joining.join import node_facts
 from launcher.preflight import link_plan
 from launcher.preflight.checkup import Check, Grade, skipped
-from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
+from launcher.preflight.link_plan import Baseline, Findings, MeasuredLink, SlowNode
 from rendezvous.client.scratch_client import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
@@ -53,7 +53,7 @@ from rendezvous.values.types import RestartBudget, StoreAddress
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.joining.connect import Connection
+    from launcher.joining.connect import ServiceConnection
     from launcher.preflight.checkup import Report
     from launcher.preflight.link_plan import Pair
     from launcher.settings.spec import LaunchSpec
@@ -103,7 +103,7 @@ class Card:
 
 
 async def compare(
-    connection: Connection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
+    connection: ServiceConnection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
 ) -> Comparison:
     """`say` receives what the node waits for. Raise `CannotConnect` if the problem would also stop the job."""
     check = _NetworkCheck(connection, spec, report, mtu, say)
@@ -124,14 +124,19 @@ async def compare(
 
 class _NetworkCheck:
     def __init__(
-        self, connection: Connection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
+        self,
+        connection: ServiceConnection,
+        spec: LaunchSpec,
+        report: Report,
+        mtu: int,
+        say: Callable[[str], None],
     ) -> None:
         self._connection, self._spec, self._say = connection, spec, say
         self._versions = str(report.versions) + (f" mtu={mtu}" if mtu else "")
         self._scratch = Scratch(connection.endpoints, connection.options, spec.job.job_id)
-        self._listener = Listener(connection.address)
+        self._listener = ProbeListener(connection.address)
         self._last_reason = ""
-        self._links: dict[Pair, Link] = {}  # only node rank 0 has all of them
+        self._links: dict[Pair, MeasuredLink] = {}  # only node rank 0 has all of them
 
     async def close(self) -> None:
         self._listener.close()
@@ -249,7 +254,7 @@ class _NetworkCheck:
             number, send_s = stage * _STAGE_NUMBERS + at, _SEND_S * 2**stage
             if pair[0] == me:
                 card = await self._card(pair[1])
-                peer = Peer(card.address, card.port, card.token)
+                peer = ProbedNode(card.address, card.port, card.token)
                 own = self._connection.address if self._spec.interface or self._spec.local_addr else ""
                 heard = await asyncio.to_thread(connect, peer, me, number, own, _START_S, send_s)
             else:
@@ -306,17 +311,19 @@ def _network_of_host() -> str:
         return os.uname().nodename
 
 
-def _joined(pair: Pair, connector: Measurement, listener: Measurement) -> Link:
+def _joined(pair: Pair, connector: Measurement, listener: Measurement) -> MeasuredLink:
     """Combine both sides. If the link failed, use the reason of the node that opened the connection."""
     if connector.in_bps is None and listener.in_bps is None:
-        return Link(pair, rtt_s=connector.rtt_s, problem=connector.problem or listener.problem or "no answer")
-    return Link(pair, listener.in_bps, connector.in_bps, connector.rtt_s)
+        return MeasuredLink(
+            pair, rtt_s=connector.rtt_s, problem=connector.problem or listener.problem or "no answer"
+        )
+    return MeasuredLink(pair, listener.in_bps, connector.in_bps, connector.rtt_s)
 
 
 # --- the verdict -----------------------------------------------------------------------------------------
 
 
-def _verdict(links: Mapping[Pair, Link], cards: Mapping[int, Card]) -> dict[str, Any]:
+def _verdict(links: Mapping[Pair, MeasuredLink], cards: Mapping[int, Card]) -> dict[str, Any]:
     hosts = {rank: card.host for rank, card in cards.items()}
     found = link_plan.judge(list(links.values()), hosts)
     nodes, between = found.nodes[:_MOST_NAMED], found.links[:_MOST_NAMED]
@@ -336,7 +343,9 @@ def _read_verdict(me: int, node: str, told: dict[str, Any]) -> tuple[Check, ...]
     findings = Findings(
         Baseline(**told["baseline"]),
         tuple(SlowNode(**each) for each in told["nodes"]),
-        tuple(Link(**(each | {"pair": (each["pair"][0], each["pair"][1])})) for each in told["links"]),
+        tuple(
+            MeasuredLink(**(each | {"pair": (each["pair"][0], each["pair"][1])})) for each in told["links"]
+        ),
         told["measured"],
     )
     names = {int(rank): name for rank, name in told["names"].items()}
@@ -395,7 +404,7 @@ class Measurement:
     problem: str = ""
 
 
-class Listener:
+class ProbeListener:
     """Accepts connections of nodes that know the token, and keeps each connection open until its round."""
 
     def __init__(self, address: str) -> None:
@@ -472,14 +481,14 @@ def _line(connection: socket.socket) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ProbedNode:
     address: str
     port: int
     token: str
 
 
 def connect(
-    peer: Peer, me: int, round_at: int, own_address: str, within_s: float, send_s: float
+    peer: ProbedNode, me: int, round_at: int, own_address: str, within_s: float, send_s: float
 ) -> Measurement:
     """`within_s` limits the wait for a peer that is still busy with the previous round."""
     try:

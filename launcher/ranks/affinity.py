@@ -60,7 +60,7 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class CpuTopology:
     cpus: tuple[Cpu, ...]  # those that the launcher may use, in order of index; at least one
     gpu_nodes: tuple[int, ...] = ()  # NUMA node of each GPU, in the order in which ranks count them
 
@@ -71,7 +71,7 @@ class CpuShares:
     warning: str = ""
 
 
-def cpus_for_rank(topology: Topology, mode: str, local_rank: int, nproc: int) -> tuple[int, ...]:
+def cpus_for_rank(topology: CpuTopology, mode: str, local_rank: int, nproc: int) -> tuple[int, ...]:
     if mode not in tuple(BindingMode):
         raise BindingError(f"--numa-binding {mode}", "unknown mode", f"use one of {', '.join(BindingMode)}")
     what = f"--numa-binding {mode}: no CPU is left for local rank {local_rank}"
@@ -92,7 +92,7 @@ def cpus_for_rank(topology: Topology, mode: str, local_rank: int, nproc: int) ->
             assert_never(never)
 
 
-def _cpus_at_home(topology: Topology, homes: tuple[int, ...], local_rank: int, what: str) -> list[Cpu]:
+def _cpus_at_home(topology: CpuTopology, homes: tuple[int, ...], local_rank: int, what: str) -> list[Cpu]:
     if local_rank >= len(homes):
         raise BindingError(
             what,
@@ -110,7 +110,7 @@ def _cpus_at_home(topology: Topology, homes: tuple[int, ...], local_rank: int, w
     return at_home
 
 
-def share_cpus(topology: Topology, nproc: int) -> CpuShares:
+def share_cpus(topology: CpuTopology, nproc: int) -> CpuShares:
     nodes = [_cores([cpu for cpu in topology.cpus if cpu.node == node]) for node in _nodes(topology)]
     cores = [core for node in nodes for core in node]
     if nproc > len(cores):
@@ -123,7 +123,7 @@ def share_cpus(topology: Topology, nproc: int) -> CpuShares:
     return CpuShares(tuple(_indexes(cpu for core in share for cpu in core) for share in shares))
 
 
-def omp_threads(cpus: Sequence[int], topology: Topology) -> int:
+def omp_threads(cpus: Sequence[int], topology: CpuTopology) -> int:
     """Return one thread per physical core: a second thread on the same core only competes for its vector units."""
     mine = frozenset(cpus)
     return max(1, len({cpu.core for cpu in topology.cpus if cpu.index in mine}))
@@ -133,13 +133,13 @@ def _indexes(cpus: Iterable[Cpu]) -> tuple[int, ...]:
     return tuple(sorted(cpu.index for cpu in cpus))
 
 
-def _nodes(topology: Topology) -> list[int]:
+def _nodes(topology: CpuTopology) -> list[int]:
     """List the nodes with usable CPUs, socket by socket, so that neighbouring ranks are near each other."""
     sockets = _socket_of_nodes(topology)
     return sorted(sockets, key=lambda node: (sockets[node], node))
 
 
-def _socket_of_nodes(topology: Topology) -> dict[int, int]:
+def _socket_of_nodes(topology: CpuTopology) -> dict[int, int]:
     """Map each node to the socket of its lowest CPU. Some firmware presents two sockets as one node."""
     sockets: dict[int, int] = {}
     for cpu in topology.cpus:
@@ -147,12 +147,12 @@ def _socket_of_nodes(topology: Topology) -> dict[int, int]:
     return sockets
 
 
-def _spread_over_nodes(topology: Topology, nproc: int) -> tuple[int, ...]:
+def _spread_over_nodes(topology: CpuTopology, nproc: int) -> tuple[int, ...]:
     nodes = _nodes(topology)
     return tuple(nodes[rank * len(nodes) // nproc] for rank in range(nproc))
 
 
-def _on_socket_of(topology: Topology, home: int) -> list[Cpu]:
+def _on_socket_of(topology: CpuTopology, home: int) -> list[Cpu]:
     sockets = _socket_of_nodes(topology)
     return [cpu for cpu in topology.cpus if sockets[cpu.node] == sockets[home]]
 

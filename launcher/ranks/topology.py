@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher.machine import nvml
 from launcher.machine.gpu_state import GpuName, visible_indexes
-from launcher.ranks.affinity import BindingError, Cpu, Topology
+from launcher.ranks.affinity import BindingError, Cpu, CpuTopology
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class VisibleGpus:
 
 def read_topology(
     root: str = "/sys", gpus: Sequence[str] = (), allowed: Iterable[int] | None = None
-) -> Topology:
+) -> CpuTopology:
     """`gpus` are addresses from `visible_gpus`. `allowed` defaults to the CPUs this process may use."""
     usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     nodes = _node_of_cpus(root)
     cpus = _read_cpus(f"{root}/devices/system/cpu", usable, nodes)
     several = len(dict.fromkeys(nodes.values())) > 1
-    return Topology(cpus, tuple(_node_of_gpu(root, address, several) for address in gpus))
+    return CpuTopology(cpus, tuple(_node_of_gpu(root, address, several) for address in gpus))
 
 
 def _read_cpus(folder: str, usable: list[int], nodes: dict[int, int]) -> tuple[Cpu, ...]:

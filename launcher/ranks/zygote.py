@@ -21,7 +21,7 @@ from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import messages, tree
 from launcher.template.import_variables import FIXED_NATIVELY
-from launcher.template.messages import Keep, Retire, Signal, Sweep
+from launcher.template.messages import Keep, Retire, Signal, SweepOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -145,7 +145,7 @@ class Zygote:
         self._send(Signal(signum, None if ranks is None else tuple(ranks)))
 
     def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
-        self._send(Sweep(generation, patience_s, tuple(kept)))
+        self._send(SweepOrder(generation, patience_s, tuple(kept)))
 
     def retire(self) -> None:
         """End the zygote, which has no ranks, and leave the scratch folder to its successor."""

@@ -32,7 +32,7 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SettingOrigin:
     place: str  # "flag", the name of a variable or a file, or "default"
     name: str  # name of the option in that place
     separator: str = " "  # between name and value
@@ -48,7 +48,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class Setting:
     option: Option
-    origin: Origin
+    origin: SettingOrigin
     text: str | None
     value: Any
 
@@ -96,24 +96,24 @@ def _setting(option: Option, line: CommandLine, environ: Mapping[str, str], file
 
 def _source(
     option: Option, line: CommandLine, environ: Mapping[str, str], file: ConfigFile
-) -> tuple[Origin, str | None]:
+) -> tuple[SettingOrigin, str | None]:
     typed = line.options.get(option.dest)
     if typed:
-        return Origin("flag", typed.spelling), typed.text
+        return SettingOrigin("flag", typed.spelling), typed.text
     for variable in option.variables:
         if environ.get(variable):  # an empty variable counts as unset
-            return Origin(variable, variable, "="), environ[variable]
+            return SettingOrigin(variable, variable, "="), environ[variable]
     if option.foreign:
         variable, translate = option.foreign
         if environ.get(variable):
-            return Origin(variable, variable, "="), translate(environ[variable])
+            return SettingOrigin(variable, variable, "="), translate(environ[variable])
     if option.dest in file.settings:
         key, text = file.settings[option.dest]
-        return Origin(file.name, key, " = "), text
-    return Origin("default", option.flag), option.default
+        return SettingOrigin(file.name, key, " = "), text
+    return SettingOrigin("default", option.flag), option.default
 
 
-def _explain(origin: Origin, text: str, bad: BadValue) -> str:
+def _explain(origin: SettingOrigin, text: str, bad: BadValue) -> str:
     message = f"invalid {origin.quote(text)}: {bad.problem}."
     if not bad.form:
         return message

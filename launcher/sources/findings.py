@@ -7,7 +7,7 @@ import re
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from launcher.machine.xids import UNKNOWN, XIDS, Need, Origin
+from launcher.machine.xids import UNKNOWN, XIDS, Need, XidOrigin
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     severity: Severity
     name: str  # of the condition, taint, label or metric
     text: str
@@ -50,7 +50,7 @@ class Opinion:
     """The latest answer of one source. If it failed: `problem`, and the findings of the last answer."""
 
     place: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
     problem: str = ""
     has_answered: bool = False
 
@@ -70,22 +70,22 @@ _OWN = {"unfit": Severity.UNFIT, "warnings": Severity.WARNING}
 _MOST = 100
 
 
-def findings(text: str, host: str, ignored: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+def findings(text: str, host: str, ignored: tuple[str, ...] = ()) -> tuple[HealthFinding, ...]:
     """`ignored`: names of conditions, taints and metrics that are left out. Raise NotUnderstood."""
     found = _read(text.strip(), host)
     kept = [_printable(each) for each in found if not _is_ignored(each.name, ignored)]
     return tuple(sorted(kept, key=lambda each: -each.severity)[:_MOST])
 
 
-def _printable(found: Finding) -> Finding:
-    return Finding(found.severity, line(found.name), line(found.text), line(found.of))
+def _printable(found: HealthFinding) -> HealthFinding:
+    return HealthFinding(found.severity, line(found.name), line(found.text), line(found.of))
 
 
 def _is_ignored(name: str, ignored: tuple[str, ...]) -> bool:
     return name in ignored or name.rpartition(" ")[2] in ignored  # "taint KEY", "label KEY"
 
 
-def _read(text: str, host: str) -> tuple[Finding, ...]:
+def _read(text: str, host: str) -> tuple[HealthFinding, ...]:
     if text.startswith("Error:"):  # what dcgmi writes also where JSON is asked for
         raise NotUnderstood(f"it reports an {line(text)}")
     if text[:1] not in ("{", "["):
@@ -101,7 +101,7 @@ def _read(text: str, host: str) -> tuple[Finding, ...]:
     return of_node(read) if read.get("kind") == "Node" else _own(read)
 
 
-def _own(read: dict[str, Any]) -> tuple[Finding, ...]:
+def _own(read: dict[str, Any]) -> tuple[HealthFinding, ...]:
     if read.get("kind") == "Status":  # an error of the Kubernetes API
         raise NotUnderstood(f"the Kubernetes API answers: {read.get('message') or read.get('reason')}")
     if unknown := [key for key in read if key not in _OWN]:
@@ -113,7 +113,7 @@ def _own(read: dict[str, Any]) -> tuple[Finding, ...]:
             raise NotUnderstood(f"{key!r} is not a list of strings")
         if not all(any(sign.isprintable() and not sign.isspace() for sign in text) for text in texts):
             raise NotUnderstood(f"a text in {key!r} is empty")  # the report would give no reason
-        found += [Finding(severity, text, "") for text in texts]
+        found += [HealthFinding(severity, text, "") for text in texts]
     return tuple(found)
 
 
@@ -141,7 +141,7 @@ _BAD_TAINT = re.compile(r"error|fault|unhealthy|quarantine|fatal|failed|degraded
 _OWN_TAINTS = "node.kubernetes.io/"  # of Kubernetes itself; the conditions say the same
 
 
-def of_node(node: Mapping[str, Any]) -> tuple[Finding, ...]:
+def of_node(node: Mapping[str, Any]) -> tuple[HealthFinding, ...]:
     """`node`: a Node object of the Kubernetes API. Raise NotUnderstood if it is not one."""
     try:
         status, spec = node.get("status") or {}, node.get("spec") or {}
@@ -152,7 +152,7 @@ def of_node(node: Mapping[str, Any]) -> tuple[Finding, ...]:
         raise NotUnderstood(f"not a Kubernetes node: {error}") from None
 
 
-def of_conditions(conditions: Sequence[Any]) -> tuple[Finding, ...]:
+def of_conditions(conditions: Sequence[Any]) -> tuple[HealthFinding, ...]:
     """Conditions alone, as the page /conditions of node-problem-detector lists them."""
     try:
         return tuple(_conditions(conditions))
@@ -160,14 +160,16 @@ def of_conditions(conditions: Sequence[Any]) -> tuple[Finding, ...]:
         raise NotUnderstood(f"not a list of conditions: {error}") from None
 
 
-def of_condition(kind: str, status: str, text: str) -> Finding | None:
+def of_condition(kind: str, status: str, text: str) -> HealthFinding | None:
     """`status`: True, False or Unknown. None if the condition is fine."""
     if status == "Unknown":
-        return Finding(Severity.WARNING if kind == "Ready" else Severity.NOTE, kind, line(text or "unknown"))
+        return HealthFinding(
+            Severity.WARNING if kind == "Ready" else Severity.NOTE, kind, line(text or "unknown")
+        )
     good = kind.endswith(_GOOD_IF_TRUE)
     if (status == "True") == good:
         return None
-    return Finding(_severity(kind, good), kind, line(text))
+    return HealthFinding(_severity(kind, good), kind, line(text))
 
 
 def _severity(kind: str, good_if_true: bool) -> Severity:
@@ -177,7 +179,7 @@ def _severity(kind: str, good_if_true: bool) -> Severity:
     return Severity.UNFIT if unfit else Severity.WARNING
 
 
-def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     for condition in conditions:
         kind, status = str(condition.get("type") or ""), str(condition.get("status") or "")
         words = [str(condition.get(each) or "") for each in ("reason", "message")]
@@ -186,7 +188,7 @@ def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             yield found
 
 
-def _taints(taints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _taints(taints: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """A taint that only reserves nodes, such as nvidia.com/gpu, says nothing about their health."""
     for taint in taints:
         key, effect = str(taint.get("key") or ""), str(taint.get("effect") or "")
@@ -194,17 +196,17 @@ def _taints(taints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             continue
         severity = Severity.WARNING if effect == "PreferNoSchedule" else Severity.UNFIT
         value = str(taint.get("value") or "")
-        yield Finding(severity, f"taint {key}", line(f"{value} ({effect})" if value else effect))
+        yield HealthFinding(severity, f"taint {key}", line(f"{value} ({effect})" if value else effect))
 
 
-def _cordon(spec: Mapping[str, Any], labels: Mapping[str, Any]) -> Iterator[Finding]:
+def _cordon(spec: Mapping[str, Any], labels: Mapping[str, Any]) -> Iterator[HealthFinding]:
     """NVSentinel cordons a node and writes what it does into a label. Other cordons may be planned maintenance."""
     state = str(labels.get(_STATE_LABEL) or "")
     if state.startswith(_STATES):
-        yield Finding(Severity.UNFIT, f"label {_STATE_LABEL}", state)
+        yield HealthFinding(Severity.UNFIT, f"label {_STATE_LABEL}", state)
     elif spec.get("unschedulable"):
         text = "no new pods are placed here; somebody may want to empty the node"
-        yield Finding(Severity.WARNING, "cordoned", text)
+        yield HealthFinding(Severity.WARNING, "cordoned", text)
 
 
 # --- findings from the report of `dcgmi health -c -j`, as a timer may write it into a file ----------
@@ -225,7 +227,7 @@ def is_of_dcgmi(read: dict[str, Any]) -> bool:
     return isinstance(body, dict) and _OVERALL in body
 
 
-def of_dcgmi(read: dict[str, Any]) -> tuple[Finding, ...]:
+def of_dcgmi(read: dict[str, Any]) -> tuple[HealthFinding, ...]:
     """Raise NotUnderstood."""
     body = _parts({"children": read["body"]})
     overall = body.pop(_OVERALL).get("value")
@@ -238,16 +240,16 @@ def of_dcgmi(read: dict[str, Any]) -> tuple[Finding, ...]:
         for system, incident in _parts(_parts(device).get("Errors", {})).items()
     ]
     if not found and overall != "Healthy":  # a report that says why in a form that is not known
-        return (Finding(_severity_of_health(overall), "dcgmi", f"its overall health is {overall}"),)
+        return (HealthFinding(_severity_of_health(overall), "dcgmi", f"its overall health is {overall}"),)
     return tuple(found)
 
 
-def _incident(device: str, system: str, incident: dict[str, Any]) -> Finding:
+def _incident(device: str, system: str, incident: dict[str, Any]) -> HealthFinding:
     health, lines = incident.get("value"), incident.get("overflow", [])
     if not isinstance(health, str) or not isinstance(lines, list):
         raise _wrong(f"no health of {device}, {system}")
     name = f"dcgmi {system.removesuffix(' system')}"
-    return Finding(
+    return HealthFinding(
         _severity_of_health(health), name, f"{device}: {health}: {' '.join(map(str, lines))}", device
     )
 
@@ -323,7 +325,7 @@ def _samples(lines: Iterable[str]) -> Iterator[Sample]:
         yield Sample(match[1], dict(_LABEL.findall(match[2] or "")), value)
 
 
-def of_metrics(text: str, host: str) -> tuple[Finding, ...]:
+def of_metrics(text: str, host: str) -> tuple[HealthFinding, ...]:
     """`host`: the name of this node. Metrics that the exporters of other nodes wrote are left out."""
     read = samples(text)
     if not any(sample.name in _RULES for sample in read):
@@ -347,42 +349,44 @@ def _short(host: str) -> str:
 # --- rules: one metric, and what its value means ---------------------------------------------------------
 
 
-def _positive(severity: Severity, words: str) -> Callable[[Sample], Finding | None]:
-    def rule(sample: Sample) -> Finding | None:
+def _positive(severity: Severity, words: str) -> Callable[[Sample], HealthFinding | None]:
+    def rule(sample: Sample) -> HealthFinding | None:
         if not 0 < sample.value < _BLANK:
             return None
-        return Finding(
+        return HealthFinding(
             severity, sample.name, f"{sample.gpu} {words.format(count=int(sample.value))}", sample.gpu
         )
 
     return rule
 
 
-def _last_xid(sample: Sample) -> Finding | None:
+def _last_xid(sample: Sample) -> HealthFinding | None:
     if not 0 < sample.value < _BLANK:
         return None
     code = int(sample.value)
     meaning = XIDS.get(code, UNKNOWN)
-    if meaning.origin is Origin.PROGRAM:
+    if meaning.origin is XidOrigin.PROGRAM:
         return None
     text = (
         f"{sample.gpu}: the last Xid is {code}: {meaning.text}; the exporter keeps it until it is restarted"
     )
-    return Finding(Severity.WARNING, sample.name, text, sample.gpu)
+    return HealthFinding(Severity.WARNING, sample.name, text, sample.gpu)
 
 
-def _recent_xids(sample: Sample) -> Finding | None:
+def _recent_xids(sample: Sample) -> HealthFinding | None:
     code = sample.labels.get("xid", "")
     if not 0 < sample.value < _BLANK or not code.isdecimal() or not int(code):
         return None
     meaning = XIDS.get(int(code), UNKNOWN)
-    if meaning.origin is Origin.PROGRAM:
+    if meaning.origin is XidOrigin.PROGRAM:
         return None
     severity = Severity.UNFIT if meaning.need not in (Need.NOTHING, Need.WATCH) else Severity.WARNING
-    return Finding(severity, sample.name, f"{sample.gpu}: Xid {code}: {meaning.text}", f"{sample.gpu} {code}")
+    return HealthFinding(
+        severity, sample.name, f"{sample.gpu}: Xid {code}: {meaning.text}", f"{sample.gpu} {code}"
+    )
 
 
-def _health_check(sample: Sample) -> Finding | None:
+def _health_check(sample: Sample) -> HealthFinding | None:
     if not _WARNS <= sample.value < _BLANK:
         return None
     what = sample.labels.get("health_watch") or "all"
@@ -390,24 +394,24 @@ def _health_check(sample: Sample) -> Finding | None:
     fails = sample.value >= _FAILS
     words = f"{sample.gpu}: the DCGM health check {what!r} {'fails' if fails else 'warns'}"
     severity = Severity.UNFIT if fails else Severity.WARNING
-    return Finding(severity, sample.name, f"{words}: {why}" if why else words, f"{sample.gpu} {what}")
+    return HealthFinding(severity, sample.name, f"{words}: {why}" if why else words, f"{sample.gpu} {what}")
 
 
-def _clocks(sample: Sample) -> Finding | None:
+def _clocks(sample: Sample) -> HealthFinding | None:
     if not 0 < sample.value < _BLANK:
         return None
     reasons = dict.fromkeys(word for bit, word in _SLOWED_BY.items() if int(sample.value) & bit)
     text = f"{sample.gpu} runs slower because of {' and '.join(reasons)}"
-    return Finding(Severity.WARNING, sample.name, text, sample.gpu) if reasons else None
+    return HealthFinding(Severity.WARNING, sample.name, text, sample.gpu) if reasons else None
 
 
-def _node_problem(sample: Sample) -> Finding | None:
+def _node_problem(sample: Sample) -> HealthFinding | None:
     """problem_gauge: 1 while the condition `type` has a problem."""
     kind = sample.labels.get("type", "")
     return of_condition(kind, "True", sample.labels.get("reason", "")) if sample.value == 1 and kind else None
 
 
-_RULES: dict[str, Callable[[Sample], Finding | None]] = {
+_RULES: dict[str, Callable[[Sample], HealthFinding | None]] = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": _positive(
         Severity.UNFIT, "has {count} uncorrectable memory errors (ECC)"
     ),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping, Sequence
 
-    from launcher.sources.findings import Finding
+    from launcher.sources.findings import HealthFinding
 
 
 KUBERNETES = "kubernetes"
@@ -39,7 +39,7 @@ class SourceFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HealthSource:
     """`place`: what --health-source names. `account`: the folder of the pod's service account."""
 
     place: str
@@ -47,7 +47,7 @@ class Source:
     account: str = _ACCOUNT
     within_s: float = WITHIN_S
 
-    def ask(self, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    def ask(self, environ: Mapping[str, str]) -> tuple[HealthFinding, ...]:
         """Raise SourceFailed, after some seconds at most."""
         try:
             text = self._text(environ)
@@ -159,7 +159,7 @@ class Poll:
     """`latest` is replaced as a whole, so that it can be read from another thread."""
 
     def __init__(
-        self, sources: Sequence[Source], environ: Mapping[str, str], every_s: float = EVERY_S
+        self, sources: Sequence[HealthSource], environ: Mapping[str, str], every_s: float = EVERY_S
     ) -> None:
         self._sources, self._environ, self._every_s = sources, environ, every_s
         self._over = threading.Event()
@@ -179,7 +179,7 @@ class Poll:
             self.latest = tuple(self._asked(source, before.get(source.place)) for source in self._sources)
             self._over.wait(self._every_s)
 
-    def _asked(self, source: Source, before: Opinion | None) -> Opinion:
+    def _asked(self, source: HealthSource, before: Opinion | None) -> Opinion:
         """If the source fails, its last findings stay: nothing says that they are over."""
         try:
             return Opinion(source.place, source.ask(self._environ), has_answered=True)

@@ -83,19 +83,19 @@ def _write(path: str, text: str) -> bool:
 # psutil does not report them. They are in this room because both agent and zygote use them.
 
 
-class Membership(NamedTuple):
+class CgroupMembership(NamedTuple):
     controllers: tuple[str, ...]  # of version 1; () for version 2
     path: str  # within the hierarchy, as the process's cgroup namespace shows it
 
 
-def memberships(process: int | str = "self", root: str = "/") -> list[Membership]:
+def memberships(process: int | str = "self", root: str = "/") -> list[CgroupMembership]:
     """Return [] if the process has ended, or on a system without cgroups. `root` is put before /proc (for tests)."""
     found = []
     for line in _lines(os.path.join(root, f"proc/{process}/cgroup")):
         _number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon:
-            found.append(Membership(tuple(controllers.split(",")) if controllers else (), path))
+            found.append(CgroupMembership(tuple(controllers.split(",")) if controllers else (), path))
     return found
 
 

@@ -29,14 +29,14 @@ _ADD_FINDERS = (
 Mark = tuple[int, int, int]  # time of change, size, inode
 
 
-class Snapshot(NamedTuple):
+class ImportedFiles(NamedTuple):
     """Files and searched folders, as they were when the template was made."""
 
     files: dict[str, Mark | None]
     folders: dict[str, tuple[Mark | None, frozenset[str]]]
 
 
-def take(modules: Mapping[str, Any], search_path: Iterable[str], libraries: Iterable[str]) -> Snapshot:
+def take(modules: Mapping[str, Any], search_path: Iterable[str], libraries: Iterable[str]) -> ImportedFiles:
     files = {*_OF_THE_MACHINE, os.path.join(sys.prefix, "pyvenv.cfg"), sys.executable, *libraries}
     for module in list(modules.values()):
         file = getattr(module, "__file__", None)
@@ -47,10 +47,10 @@ def take(modules: Mapping[str, Any], search_path: Iterable[str], libraries: Iter
         names = importable(folder)
         folders[folder] = (mark(folder), names)
         files.update(os.path.join(folder, name) for name in names if name.endswith((".pth", *_DISTRIBUTIONS)))
-    return Snapshot({file: mark(file) for file in sorted(files)}, folders)
+    return ImportedFiles({file: mark(file) for file in sorted(files)}, folders)
 
 
-def change(snapshot: Snapshot) -> str:
+def change(snapshot: ImportedFiles) -> str:
     """Return what has changed since then; "" if nothing has."""
     for file, before in snapshot.files.items():
         if mark(file) != before:
@@ -63,7 +63,7 @@ def change(snapshot: Snapshot) -> str:
     return ""
 
 
-def changed_after(snapshot: Snapshot, time_s: float) -> str:
+def changed_after(snapshot: ImportedFiles, time_s: float) -> str:
     """Return a file that changed while the template was made: it may have been read before or after that."""
     for file, seen in snapshot.files.items():
         if seen is not None and seen[0] >= time_s * 1e9 and not file.endswith(_DISTRIBUTIONS):

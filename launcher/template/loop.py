@@ -32,8 +32,8 @@ from .messages import (
     Signalled,
     Spawn,
     Started,
-    Sweep,
-    Swept,
+    SweepDone,
+    SweepOrder,
 )
 from .tree import process_stat
 
@@ -72,7 +72,7 @@ class Loop:
         self._endings = Endings()
         self._keepers = Keepers(self._forget_zygote, self._tell)
         self._sweeper = Sweeper(
-            lambda generation, killed: self._tell(Swept(generation, killed)), self._ranks.keys
+            lambda generation, killed: self._tell(SweepDone(generation, killed)), self._ranks.keys
         )
         self._reserved: socket.socket | None = None
         self._cgroup = ""
@@ -145,7 +145,7 @@ class Loop:
                 return "rank"
         return ""
 
-    def _obey(self, received: messages.Received) -> str:
+    def _obey(self, received: messages.ReceivedFrame) -> str:
         match received.message:
             case Spawn() as order:
                 return self._spawn(order, received.fds)
@@ -153,7 +153,7 @@ class Loop:
                 self._keep(order)
             case Signal(signum, ranks):
                 self._signal(signum, ranks)
-            case Sweep() as order:
+            case SweepOrder() as order:
                 self._keepers.give_up()
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
                 self._sweeper.begin(order, kept, len(self._keepers))
@@ -597,7 +597,7 @@ class Sweeper:
         self._pid = os.getpid()
         self._sessions = {self._pid}  # of the zygote and its ranks: others were opened to survive them
         self._traces: dict[_Trace, int] = {}  # the rank (pid) that had it
-        self._order: Sweep | None = None
+        self._order: SweepOrder | None = None
         self._kept: frozenset[int] = frozenset()
         self._has_detached = False  # a sweep with kept ranks has left some, to be ended later
         self._spare_until = 0.0  # by then, detached processes have ended by themselves or are killed
@@ -620,7 +620,7 @@ class Sweeper:
         left_s = self._spare_until - time.monotonic()
         return left_s if (self.is_active or self._has_detached) and left_s > 0 else None
 
-    def begin(self, order: Sweep, kept: tuple[int, ...], unawaited: int) -> None:
+    def begin(self, order: SweepOrder, kept: tuple[int, ...], unawaited: int) -> None:
         """`kept`: the pids of the ranks that continue. `unawaited`: how many keep stores or import on trial."""
         self._order, self._kept, self._has_detached = order, frozenset(kept), False
         self._spare_until = time.monotonic() + order.patience_s

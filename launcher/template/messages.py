@@ -43,7 +43,7 @@ class Signal(NamedTuple):
     ranks: tuple[int, ...] | None  # None: all of them
 
 
-class Sweep(NamedTuple):
+class SweepOrder(NamedTuple):
     """End all processes that the ranks of this generation have left behind.
 
     Processes in a session of their own have `patience_s` to end by themselves. `kept`: local ranks that continue; the
@@ -96,7 +96,7 @@ class KeeperEnded(NamedTuple):
     reason: str
 
 
-class Swept(NamedTuple):
+class SweepDone(NamedTuple):
     generation: int
     killed: int
 
@@ -121,8 +121,8 @@ class Late(NamedTuple):
     file: str  # which seems to set them; "": not known
 
 
-Order = Spawn | Keep | Signal | Sweep | Retire
-Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Signalled | Learned | Late
+Order = Spawn | Keep | Signal | SweepOrder | Retire
+Report = Ready | Started | Exited | Keeping | KeeperEnded | SweepDone | Signalled | Learned | Late
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
@@ -132,14 +132,14 @@ _KINDS: dict[str, Callable[..., Message]] = {
         Spawn,
         Keep,
         Signal,
-        Sweep,
+        SweepOrder,
         Retire,
         Ready,
         Started,
         Exited,
         Keeping,
         KeeperEnded,
-        Swept,
+        SweepDone,
         Signalled,
         Learned,
         Late,
@@ -232,7 +232,7 @@ class Inbox:
         # A descriptor can be lost to a limit. The following ones would then go to the wrong ranks, so the stream ends.
         return bool(data) and not flags & socket.MSG_CTRUNC
 
-    def take(self) -> Received | None:
+    def take(self) -> ReceivedFrame | None:
         """Return the next complete message."""
         if len(self._buffer) < _HEAD_BYTES:
             return None
@@ -242,14 +242,14 @@ class Inbox:
         fds = tuple(self._fds.popleft() for _ in range(self._buffer[_HEAD_BYTES - 1]))
         message = decode(self._buffer[_HEAD_BYTES:end])
         del self._buffer[:end]
-        return Received(message, fds)
+        return ReceivedFrame(message, fds)
 
     def close(self) -> None:
         _close_all(tuple(self._fds))
         self._fds.clear()
 
 
-class Received(NamedTuple):
+class ReceivedFrame(NamedTuple):
     message: Message
     fds: tuple[int, ...]
 

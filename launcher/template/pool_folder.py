@@ -36,14 +36,14 @@ class Unusable(Exception):
     """Why this folder cannot hold the pool."""
 
 
-class Settings(NamedTuple):
+class PoolSettings(NamedTuple):
     idle_s: float
     most_templates: int
     most_bytes: int
     boot: str  # of the machine: after a reboot the pool is off
 
 
-class Folder:
+class PoolFolder:
     """An open folder. Names in it are reached through its descriptor, so a renamed path leads nowhere else."""
 
     def __init__(self, path: str, fd: int) -> None:
@@ -58,11 +58,11 @@ class Folder:
 
     # --- settings ------------------------------------------------------------------------------------
 
-    def settings(self) -> Settings | None:
+    def settings(self) -> PoolSettings | None:
         """Return None if the pool is off."""
         try:
             with open(self.inside(_SETTINGS), encoding="utf-8") as file:
-                found = Settings(**json.load(file))
+                found = PoolSettings(**json.load(file))
         except (OSError, ValueError, TypeError):
             return None
         return found if found.boot == boot_id() else None
@@ -96,7 +96,7 @@ class Folder:
             os.close(seeds)
         return False
 
-    def turn_on(self, settings: Settings) -> None:
+    def turn_on(self, settings: PoolSettings) -> None:
         self._write(_SETTINGS, json.dumps(settings._asdict()))
 
     def turn_off(self) -> None:
@@ -204,7 +204,7 @@ def usual_place() -> str:
     return f"/tmp/ddp-launch-warm-{uid}"
 
 
-def open_folder(path: str, create: bool = False) -> Folder:
+def open_folder(path: str, create: bool = False) -> PoolFolder:
     """Raises FileNotFoundError if there is no pool, and `Unusable` if the folder is not private."""
     old_mask = os.umask(0o077)
     try:
@@ -223,18 +223,18 @@ def open_folder(path: str, create: bool = False) -> Folder:
         os.close(fd)
         whose = "belongs to another user" if found.st_uid != os.geteuid() else "can be used by others"
         raise Unusable(f"{path} {whose}. Remove it, or choose another folder with --warm-dir")
-    return Folder(path, fd)
+    return PoolFolder(path, fd)
 
 
-class Peer(NamedTuple):
+class PeerCredentials(NamedTuple):
     pid: int
     uid: int
     gid: int
 
 
-def peer(sock: socket.socket) -> Peer:
+def peer(sock: socket.socket) -> PeerCredentials:
     """Return who has opened the other end: the kernel says it."""
-    return Peer(
+    return PeerCredentials(
         *_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     )
 

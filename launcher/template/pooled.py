@@ -33,8 +33,8 @@ from .pool_folder import Unusable, open_folder, peer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .freshness import Snapshot
-    from .pool_folder import Folder
+    from .freshness import ImportedFiles
+    from .pool_folder import PoolFolder
 
 
 _REQUEST_S = 2.0
@@ -44,7 +44,7 @@ _STEP_S = 30.0  # between two looks at the folder
 class Template:
     """`config` is what `launcher.warm_pool` has sent; `shadowed` looks again at the folder of the script."""
 
-    def __init__(self, config: dict[str, Any], folder: Folder, shadowed: Callable[[], str]) -> None:
+    def __init__(self, config: dict[str, Any], folder: PoolFolder, shadowed: Callable[[], str]) -> None:
         self._config, self._folder, self._shadowed = config, folder, shadowed
         self._listener = socket.socket(fileno=config["listener"])
         self._name: str = config["name"]
@@ -53,9 +53,9 @@ class Template:
         self._poll = select.poll()
         self._served = 0
         self._born = self._used = time.monotonic()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: ImportedFiles | None = None
 
-    def serve(self, snapshot: Snapshot) -> Handover:
+    def serve(self, snapshot: ImportedFiles) -> Handover:
         """Serve requests. Return only in a fork that is a zygote."""
         self._snapshot = snapshot
         freeze_garbage()

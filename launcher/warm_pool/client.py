@@ -14,7 +14,7 @@ from launcher.template.pool_folder import peer
 from launcher.warm_pool.pooled_zygote import PooledZygote
 
 if TYPE_CHECKING:
-    from launcher.template.pool_folder import Folder
+    from launcher.template.pool_folder import PoolFolder
     from launcher.template.pool_key import Key
 
 _REPLY_S = 1.0
@@ -25,13 +25,13 @@ class NotServed(Exception):
     """Why no template serves this command."""
 
 
-def serving(folder: Folder, name: str, key: Key) -> str:
+def serving(folder: PoolFolder, name: str, key: Key) -> str:
     """Return the name of a template that can serve a command with this key; else its own name."""
     fitting = [each for each, theirs in folder.keys().items() if not pool_key.differences(key, theirs)]
     return next((each for each in fitting if is_there(folder, each)), name)
 
 
-def take(folder: Folder, name: str, request: dict[str, Any]) -> PooledZygote:
+def take(folder: PoolFolder, name: str, request: dict[str, Any]) -> PooledZygote:
     """Raises `NotServed`."""
     control, theirs = socket.socketpair()
     try:
@@ -45,7 +45,7 @@ def take(folder: Folder, name: str, request: dict[str, Any]) -> PooledZygote:
 
 
 def _ask_for_zygote(
-    folder: Folder, name: str, request: dict[str, Any], theirs: socket.socket
+    folder: PoolFolder, name: str, request: dict[str, Any], theirs: socket.socket
 ) -> socket.socket:
     try:
         connection = folder.connect(name, _REPLY_S)
@@ -66,7 +66,7 @@ def _ask_for_zygote(
     return connection
 
 
-def state(folder: Folder, name: str, timeout_s: float = _REPLY_S) -> dict[str, Any] | None:
+def state(folder: PoolFolder, name: str, timeout_s: float = _REPLY_S) -> dict[str, Any] | None:
     """Return None if the template has ended, or does not answer in time."""
     with contextlib.suppress(OSError), folder.connect(name, timeout_s) as connection:
         pool_wire.send(connection, {"want": "state"})
@@ -74,14 +74,14 @@ def state(folder: Folder, name: str, timeout_s: float = _REPLY_S) -> dict[str, A
     return None
 
 
-def is_there(folder: Folder, name: str) -> bool:
+def is_there(folder: PoolFolder, name: str) -> bool:
     """Whether a process listens: it may still import."""
     with contextlib.suppress(OSError), folder.connect(name, _REPLY_S):
         return True
     return False
 
 
-def end(folder: Folder, name: str) -> bool:
+def end(folder: PoolFolder, name: str) -> bool:
     """End a template, by force if it does not answer. Its jobs go on. Return False if it had ended already."""
     try:
         connection = folder.connect(name, _REPLY_S)

@@ -10,7 +10,7 @@ from launcher.ranks.gpu_order import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.settings.arguments import UsageError
 from launcher.settings.spec import EntryKind
-from launcher.template.pool_folder import Settings, Unusable, boot_id, open_folder, usual_place
+from launcher.template.pool_folder import PoolSettings, Unusable, boot_id, open_folder, usual_place
 from launcher.warm_pool import client, seed
 from launcher.warm_pool.joining import recipe_of
 from rendezvous.values.durations import short_duration
@@ -19,7 +19,7 @@ from rendezvous.values.error_codes import Code
 if TYPE_CHECKING:
     from launcher.settings import config
     from launcher.settings.spec import LaunchSpec
-    from launcher.template.pool_folder import Folder
+    from launcher.template.pool_folder import PoolFolder
 
 WORDS = ("start", "stop", "status")
 _IMPORT_S = 300.0
@@ -40,7 +40,7 @@ def start(settings: config.Settings, spec: LaunchSpec | None) -> str:
     path = settings["warm_dir"] or usual_place()
     folder = _opened(path, create=True)
     folder.turn_on(
-        Settings(settings["warm_idle"], settings["warm_templates"], settings["warm_memory"], boot_id())
+        PoolSettings(settings["warm_idle"], settings["warm_templates"], settings["warm_memory"], boot_id())
     )
     idle = short_duration(settings["warm_idle"])
     limits = f"at most {settings['warm_templates']} templates, each until it is unused for {idle}"
@@ -52,7 +52,7 @@ def start(settings: config.Settings, spec: LaunchSpec | None) -> str:
     return f"The warm pool is on ({path}): {limits}.\n{_make_template(folder, spec)}"
 
 
-def _make_template(folder: Folder, spec: LaunchSpec) -> str:
+def _make_template(folder: PoolFolder, spec: LaunchSpec) -> str:
     if spec.entry.kind is EntryKind.PROGRAM or not spec.warm_start:
         raise CannotWarm(
             f"no template of {spec.entry.target}: its ranks are not forked (--no-python, --no-warm-start)",
@@ -111,7 +111,7 @@ def status(settings: config.Settings) -> tuple[str, int]:
     return "\n".join((*lines, *_templates(folder), *_notes(folder))), 0
 
 
-def _templates(folder: Folder) -> list[str]:
+def _templates(folder: PoolFolder) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("KEY", "PID", "AGE", "MEMORY", "SERVED", "RUNNING", "IDLE LEFT", "SCRIPT")
     ]
@@ -145,12 +145,12 @@ def _row(name: str, state: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _notes(folder: Folder) -> list[str]:
+def _notes(folder: PoolFolder) -> list[str]:
     notes = folder.notes()[-_MOST_NOTES:]
     return ["Last events:", *(f"  {each}" for each in notes)] if notes else []
 
 
-def _opened(path: str, create: bool = False) -> Folder:
+def _opened(path: str, create: bool = False) -> PoolFolder:
     try:
         return open_folder(path, create)
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from launcher.template.pool_folder import Folder, Unusable, open_folder, usual_place
+from launcher.template.pool_folder import PoolFolder, Unusable, open_folder, usual_place
 
 if TYPE_CHECKING:
     from launcher.ranks.zygote_starter import ZygoteStarter
@@ -41,7 +41,7 @@ def take_zygote(spec: LaunchSpec, starter: ZygoteStarter) -> PooledZygote | None
         return None
 
 
-def _take_or_plant(spec: LaunchSpec, starter: ZygoteStarter, folder: Folder) -> PooledZygote | None:
+def _take_or_plant(spec: LaunchSpec, starter: ZygoteStarter, folder: PoolFolder) -> PooledZygote | None:
     from launcher.template import pool_key
     from launcher.warm_pool import client
 
@@ -63,7 +63,7 @@ def _take_or_plant(spec: LaunchSpec, starter: ZygoteStarter, folder: Folder) -> 
     return None
 
 
-def _imports(folder: Folder, recipe: Recipe) -> bool:
+def _imports(folder: PoolFolder, recipe: Recipe) -> bool:
     from launcher.warm_pool import client
 
     return (
@@ -73,7 +73,7 @@ def _imports(folder: Folder, recipe: Recipe) -> bool:
     )
 
 
-def recipe_of(spec: LaunchSpec, starter: ZygoteStarter, folder: Folder) -> Recipe:
+def recipe_of(spec: LaunchSpec, starter: ZygoteStarter, folder: PoolFolder) -> Recipe:
     from launcher.ranks.zygote import warm_command
     from launcher.template import pool_key
     from launcher.warm_pool.seed import Recipe

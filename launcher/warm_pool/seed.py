@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from launcher.template.pool_folder import Folder, Settings
+    from launcher.template.pool_folder import PoolFolder, PoolSettings
     from launcher.template.pool_key import Key
 
 _LEAST_FREE_BYTES = 1 << 30
@@ -33,7 +33,7 @@ _SET_PIPE_SIZE = 1031
 class Recipe(NamedTuple):
     """What a template is started with. `command` makes argv and environment from the configuration of the pool."""
 
-    folder: Folder
+    folder: PoolFolder
     name: str
     key: Key
     title: str
@@ -115,7 +115,7 @@ def _pipes() -> list[int]:
 
 
 def _configuration(
-    recipe: Recipe, settings: Settings, listener: socket.socket, output: list[int]
+    recipe: Recipe, settings: PoolSettings, listener: socket.socket, output: list[int]
 ) -> dict[str, Any]:
     return {
         "listener": listener.fileno(),
@@ -131,7 +131,7 @@ def _configuration(
     }
 
 
-def _make_room(folder: Folder, settings: Settings) -> None:
+def _make_room(folder: PoolFolder, settings: PoolSettings) -> None:
     """End templates that were not used for the longest time, until one more is permitted."""
     known, silent = [], 0
     for name in folder.templates():

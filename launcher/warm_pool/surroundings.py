@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.import_path import script_folder
 from launcher.template import pool_key
-from launcher.version import VERSION
+from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -22,15 +22,15 @@ from rendezvous.client.session_rules import (
     CloseRequested,
     ContactChanged,
     Deliver,
-    Link,
     MessageSent,
     OpenStream,
     Pause,
     PauseEnded,
-    Received,
+    ReceivedMessage,
     SessionState,
     StreamEnded,
     StreamFailed,
+    StreamState,
     Write,
     heartbeat_every_s,
     step,
@@ -150,7 +150,7 @@ class RemoteSession:
                     self._work.put_nowait(effect)
                 case Pause():
                     self._work.put_nowait(effect)
-        if self._state.link is Link.OVER:
+        if self._state.link is StreamState.OVER:
             self._work.put_nowait(None)
 
     def _write_soon(self, messages: Iterable[FromAgent]) -> None:
@@ -227,7 +227,7 @@ class RemoteSession:
         async with asyncio.timeout(first_answer_s):
             data = await call.read()
         while data is not grpc.aio.EOF:
-            self._take(Received(read_to_agent(data)))
+            self._take(ReceivedMessage(read_to_agent(data)))
             data = await call.read()
         if await call.code() is not grpc.StatusCode.OK:
             raise grpc.aio.AioRpcError(

@@ -53,7 +53,7 @@ _QUESTIONS_LATEST_S = 10.0
 _TRY_AGAIN, _NOT_ALLOWED = 75, 77
 
 
-class Link(StrEnum):
+class StreamState(StrEnum):
     IDLE = "idle"  # the agent has not joined yet
     STREAMING = "streaming"
     PAUSING = "pausing"
@@ -69,7 +69,7 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class StreamProblem:
     """Why the latest stream to `endpoint` failed. `is_tls`: the TLS settings of client and service do not match."""
 
     endpoint: str
@@ -83,7 +83,7 @@ class SessionState:
     give_up_s: float
     started_at: float
     at: int = 0  # the endpoint to use next, unless a redirect names another
-    link: Link = Link.IDLE
+    link: StreamState = StreamState.IDLE
     endpoint: str = ""  # of the current stream
     replay: SessionReplay = SessionReplay()
     redirect: Redirect | None = None  # received on the current stream
@@ -96,7 +96,7 @@ class SessionState:
         float, ...
     ] = ()  # when streams stopped answering before they had delivered a message
     silences: tuple[Silence, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[StreamProblem, ...] = ()
     has_warned: bool = False
 
 
@@ -111,7 +111,7 @@ class MessageSent:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     message: ToAgent | Redirect
 
 
@@ -145,7 +145,7 @@ class CloseRequested:
     """Deliver the queued messages, then end."""
 
 
-SessionEvent = MessageSent | Received | StreamEnded | StreamFailed | PauseEnded | CloseRequested
+SessionEvent = MessageSent | ReceivedMessage | StreamEnded | StreamFailed | PauseEnded | CloseRequested
 
 # --- effects ---------------------------------------------------------------------------------------
 
@@ -193,21 +193,21 @@ SessionStep = tuple[SessionState, tuple[SessionEffect, ...]]
 
 
 def step(state: SessionState, event: SessionEvent, now: float) -> SessionStep:
-    if state.link is Link.OVER:
+    if state.link is StreamState.OVER:
         return state, ()
     match event:
         case MessageSent(message):
             return _send(state, message, now)
-        case Received(message):
-            return _received(state, message) if state.link is Link.STREAMING else (state, ())
+        case ReceivedMessage(message):
+            return _received(state, message) if state.link is StreamState.STREAMING else (state, ())
         case StreamEnded():
-            return _between(state, now) if state.link is Link.STREAMING else (state, ())
+            return _between(state, now) if state.link is StreamState.STREAMING else (state, ())
         case StreamFailed():
-            return _failed(state, event, now) if state.link is Link.STREAMING else (state, ())
+            return _failed(state, event, now) if state.link is StreamState.STREAMING else (state, ())
         case PauseEnded():
-            return _open(state, now) if state.link is Link.PAUSING else (state, ())
+            return _open(state, now) if state.link is StreamState.PAUSING else (state, ())
         case CloseRequested():
-            link = Link.OVER if state.link is Link.IDLE else state.link
+            link = StreamState.OVER if state.link is StreamState.IDLE else state.link
             return replace(state, is_closing=True, link=link), ()
         case _:
             assert_never(event)
@@ -218,9 +218,9 @@ def _send(state: SessionState, message: FromAgent, now: float) -> SessionStep:
         return state, ()
     state = replace(state, replay=state.replay.sent(message))
     match state.link:
-        case Link.IDLE if state.replay.joined is not None:
+        case StreamState.IDLE if state.replay.joined is not None:
             return _open(state, now)
-        case Link.STREAMING:
+        case StreamState.STREAMING:
             return state, (Write((message,)),)
         case _:
             return state, ()
@@ -232,7 +232,7 @@ def _open(state: SessionState, now: float) -> SessionStep:
     factor, connect_s = _time_factor(state), min(state.connect_s * _crowd_factor(state), _LONGEST_CONNECT_S)
     state = replace(
         state,
-        link=Link.STREAMING,
+        link=StreamState.STREAMING,
         endpoint=endpoint,
         redirect=None,
         worked=False,
@@ -306,8 +306,8 @@ def _received(state: SessionState, message: ToAgent | Redirect) -> SessionStep:
 
 def _failed(state: SessionState, event: StreamFailed, now: float) -> SessionStep:
     if event.refused is not None and not (event.may_recover and state.was_reached):
-        return replace(state, link=Link.OVER), (Deliver(event.refused),)
-    problem = Problem(state.endpoint, event.tls_problem or event.reason, bool(event.tls_problem))
+        return replace(state, link=StreamState.OVER), (Deliver(event.refused),)
+    problem = StreamProblem(state.endpoint, event.tls_problem or event.reason, bool(event.tls_problem))
     others = (known for known in state.problems if known.endpoint != state.endpoint)
     state = replace(state, problems=(*others, problem))
     return _between(_silence_noted(state, now) if event.silent else state, now)
@@ -323,11 +323,11 @@ def _silence_noted(state: SessionState, now: float) -> SessionState:
 
 def _between(state: SessionState, now: float) -> SessionStep:
     if state.is_closing:
-        return replace(state, link=Link.OVER), ()
+        return replace(state, link=StreamState.OVER), ()
     lost = (ContactChanged(False),) if state.worked else ()
-    state = replace(state, link=Link.PAUSING, failures=_failures(state))
+    state = replace(state, link=StreamState.PAUSING, failures=_failures(state))
     if (refused := _given_up(state, now)) is not None:
-        return replace(state, link=Link.OVER), (*lost, Deliver(refused))
+        return replace(state, link=StreamState.OVER), (*lost, Deliver(refused))
     state, early = _early_warning(state, now)
     if not _redirected_to(state, now):
         state = replace(state, at=_next(state, now))

@@ -35,8 +35,8 @@ from rendezvous.control.log_lines import as_dict as line_as_dict
 from rendezvous.control.log_lines import lines_of, on_terminal, prefix
 from rendezvous.control.service import BadArgument, inquire, job_named
 from rendezvous.control.top_table import (
-    Head,
     Sorting,
+    TableHead,
     View,
     keys_in,
     pressed,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from rendezvous.control.commands import Order
     from rendezvous.control.service import Service
-    from rendezvous.control.top_table import Row, Spent
+    from rendezvous.control.top_table import RankRow, Spent
     from rendezvous.values.questions import FromConversation, LogPiece, Wanted
 
 
@@ -554,7 +554,7 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
     sorting = Sorting(arguments.sort, arguments.reverse)
     is_live = sys.stdout.isatty() and sys.stdin.isatty() and not arguments.once
     if is_live and not is_for_programs(arguments.output):
-        return await _Live(source, View(Head(job), sorting=sorting), arguments.interval).run()
+        return await _Live(source, View(TableHead(job), sorting=sorting), arguments.interval).run()
     await source.look()
     if is_for_programs(arguments.output):
         show(source.as_dict(), arguments.output)
@@ -574,15 +574,15 @@ class _Source:
     def __init__(self, service: Service, job: str) -> None:
         self._service, self._job = service, job
         self._spent: Spent = {}
-        self.head = Head(job)
-        self.rows: list[Row] = []
+        self.head = TableHead(job)
+        self.rows: list[RankRow] = []
         self.is_over = False
 
     async def look(self) -> None:
         job = (await self._service.call("GetJob", pb.GetJobRequest(job_id=self._job))).job
         summary_now = job.summary
         self.is_over = summary_now.phase == pb.PHASE_ENDED
-        self.head = Head(
+        self.head = TableHead(
             self._job, phase_of(summary_now), summary_now.generation, summary_now.nodes, summary_now.restarts
         )
         if self.is_over:

@@ -19,7 +19,7 @@ _COLORS = re.compile(r"\x1b\[[0-?]*m")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     at: float
     node: str
     generation: int
@@ -28,16 +28,16 @@ class Line:
     text: str
 
 
-def lines_of(pieces: Iterable[tuple[str, LogPiece]]) -> Iterator[Line]:
+def lines_of(pieces: Iterable[tuple[str, LogPiece]]) -> Iterator[LogLine]:
     """The lines of pieces with their nodes, in the order of time; those of one stream stay in order."""
     for node, piece in sorted(pieces, key=lambda each: each[1].at):
         rank, stream = piece.rank, piece.stream
         if piece.lost:
             gone = f"[{piece.lost} bytes are gone: the log file of this rank has a size limit]"
-            yield Line(piece.at, node, piece.generation, rank, stream, gone)
+            yield LogLine(piece.at, node, piece.generation, rank, stream, gone)
         data = piece.data[:-1] if piece.data.endswith(b"\n") else piece.data
         for text in data.split(b"\n"):
-            yield Line(piece.at, node, piece.generation, rank, stream, text.decode(errors="replace"))
+            yield LogLine(piece.at, node, piece.generation, rank, stream, text.decode(errors="replace"))
 
 
 def on_terminal(text: str, *, color: bool) -> str:
@@ -49,11 +49,11 @@ def on_terminal(text: str, *, color: bool) -> str:
     return f"{shown}\x1b[0m" if "\x1b" in shown else shown
 
 
-def prefix(line: Line) -> str:
+def prefix(line: LogLine) -> str:
     return f"[{line.node}:{line.rank}] "
 
 
-def as_dict(line: Line) -> dict[str, Any]:
+def as_dict(line: LogLine) -> dict[str, Any]:
     return {
         "at": line.at,
         "node": line.node,

@@ -96,7 +96,7 @@ class _Records:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownStep:
     number: int
     at_s: float  # since the first step
     event: str
@@ -113,7 +113,7 @@ def _replay(file: JournalFile, machine: Machine, found: _Records, arguments: arg
         if not step.same:
             different.append(number)
         if lines or not step.same or arguments.all:
-            shown.append(Shown(number, step.now - first, event_words(step.event), lines, step.same))
+            shown.append(ShownStep(number, step.now - first, event_words(step.event), lines, step.same))
     took_s = time.process_time() - began
     span_s = last - (first or 0.0)
     if is_for_programs(arguments.output):
@@ -130,7 +130,7 @@ def _title(file: JournalFile) -> str:
     return f"journal of the {header.machine}, release {header.release}, begun {began} UTC"
 
 
-def _line(step: Shown) -> str:
+def _line(step: ShownStep) -> str:
     mark = "" if step.same else "  DIFFERENT: recorded was another answer"
     then = "; ".join(map(str, step.answers)) or "-"
     return f"{step.number:>6} {step.at_s:>10.3f} s  {step.event} | {then}{mark}"
@@ -170,7 +170,7 @@ def _as_dict(
     found: _Records,
     number: int,
     span_s: float,
-    shown: Sequence[Shown],
+    shown: Sequence[ShownStep],
     different: Sequence[int],
 ) -> dict[str, Any]:
     return {

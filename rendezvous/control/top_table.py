@@ -29,7 +29,7 @@ _FEWEST_STEPS, _SHORTEST_S = 3, 2.0  # between two looks from which figures are 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RankRow:
     node: str
     seen: RankSeen
     share: float | None = None  # of communication, 0 to 1
@@ -49,7 +49,7 @@ Spent = dict[tuple[int, int], Look]  # by rank and pid
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TableHead:
     """What the lines above the table show."""
 
     job: str
@@ -69,21 +69,21 @@ class Sorting:
 @dataclass(frozen=True, slots=True)
 class _Column:
     title: str
-    key: Callable[[Row], object]
-    text: Callable[[Row], str]
+    key: Callable[[RankRow], object]
+    text: Callable[[RankRow], str]
     is_left: bool = False
     least: int = 0  # width, so that the table does not move with every update
     keep: int = 9  # columns with a smaller number are dropped first where there is no room
 
 
-def rows_of(seen: Iterable[tuple[str, RankSeen]], before: Spent) -> tuple[list[Row], Spent]:
+def rows_of(seen: Iterable[tuple[str, RankSeen]], before: Spent) -> tuple[list[RankRow], Spent]:
     """The rows, with the figures since the looks `before`; and what the next look compares with."""
     ranks = [(node, rank, _looked(rank, before.get((rank.rank, rank.pid)))) for node, rank in seen]
     own = {rank.rank: look.own_s for _, rank, look in ranks if rank.alive and look.own_s is not None}
     found = standings(
         own, median(rank.mean_step_s for _, rank, _ in ranks if rank.rank in own) if own else 0.0
     )
-    rows = [Row(node, rank, look.share, found.get(rank.rank)) for node, rank, look in ranks]
+    rows = [RankRow(node, rank, look.share, found.get(rank.rank)) for node, rank, look in ranks]
     return rows, {(rank.rank, rank.pid): look for _, rank, look in ranks}
 
 
@@ -96,7 +96,7 @@ def _looked(seen: RankSeen, before: Look | None) -> Look:
     return Look(seen, waited_s / spent_s, (spent_s - waited_s) / steps)
 
 
-def own_s(row: Row) -> float:
+def own_s(row: RankRow) -> float:
     """Per step: the time in which the rank does not wait for others. 0: unknown."""
     return row.standing.own_s if row.standing is not None else 0.0
 
@@ -140,7 +140,7 @@ _GPU_COLUMNS = ("gpu", "gpu-memory")
 _NARROWEST_NODE, _WIDEST_NODE = 8, 24
 
 
-def table(rows: Sequence[Row], sorting: Sorting, width: int) -> tuple[str, list[str]]:
+def table(rows: Sequence[RankRow], sorting: Sorting, width: int) -> tuple[str, list[str]]:
     """The head of the table, and its rows in the wanted order."""
     has_gpus = any(row.seen.gpu is not None for row in rows)
     names = [name for name in COLUMNS if has_gpus or name not in _GPU_COLUMNS]
@@ -158,7 +158,7 @@ def table(rows: Sequence[Row], sorting: Sorting, width: int) -> tuple[str, list[
     return head.rstrip()[:width], [line[:width] for line in lines]
 
 
-def sort(rows: Sequence[Row], sorting: Sorting) -> list[Row]:
+def sort(rows: Sequence[RankRow], sorting: Sorting) -> list[RankRow]:
     key = _COLUMNS[sorting.column].key
     by_rank = sorted(rows, key=lambda row: row.seen.rank)
     return sorted(by_rank, key=key, reverse=sorting.is_reversed)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def _aligned(text: str, name: str, width: int) -> str:
     return text.ljust(width) if _COLUMNS[name].is_left else text.rjust(width)
 
 
-def summary(rows: Sequence[Row], head: Head) -> list[str]:
+def summary(rows: Sequence[RankRow], head: TableHead) -> list[str]:
     """The lines above the table: the job, and its speed."""
     alive = [row.seen for row in rows if row.seen.alive]
     times = [seen.mean_step_s for seen in alive if seen.mean_step_s > 0]
@@ -216,19 +216,19 @@ def phase_text(seen: RankSeen) -> str:
     return _SHORT.get(seen.phase, str(seen.phase)) if seen.known else "runs"
 
 
-def _quiet(row: Row) -> str:
+def _quiet(row: RankRow) -> str:
     return short_duration(row.seen.quiet_s) if row.seen.known and row.seen.alive else _NO_NUMBER
 
 
-def _gpu_use(row: Row) -> float:
+def _gpu_use(row: RankRow) -> float:
     return -1.0 if row.seen.gpu is None or row.seen.gpu.utilization is None else row.seen.gpu.utilization
 
 
-def _gpu_text(row: Row) -> str:
+def _gpu_text(row: RankRow) -> str:
     return _NO_NUMBER if _gpu_use(row) < 0 else f"{_gpu_use(row):.0f}%"
 
 
-def _gpu_memory(row: Row) -> int:
+def _gpu_memory(row: RankRow) -> int:
     return 0 if row.seen.gpu is None else row.seen.gpu.memory_used
 
 
@@ -269,8 +269,8 @@ _HELP = "q quit  <> sort  r reverse  arrows scroll  p pause"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    head: Head
-    rows: tuple[Row, ...] = ()
+    head: TableHead
+    rows: tuple[RankRow, ...] = ()
     sorting: Sorting = Sorting()
     top: int = 0  # the first row of the table that is shown
     is_paused: bool = False

@@ -61,7 +61,7 @@ SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 TIMED_OUT_EXIT_CODE = 124  # the exit code of timeout(1)
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     ABSENT = "absent"
     DESYNC = "desync"
     DEADLOCK = "deadlock"
@@ -87,7 +87,7 @@ def blame(report: RankReport, more: str) -> BlamedRank:
 class Finding:
     """The blamed ranks, whose stacks the agents collect. If not `certain`, some or all of them may not be the cause."""
 
-    kind: Kind
+    kind: FindingKind
     blamed: tuple[BlamedRank, ...]
     certain: bool
     evidence: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Finding:
     def doubt_about(self, blamed: BlamedRank) -> Doubt | None:
         if self.certain:
             return None
-        if self.kind is Kind.ALIKE:
+        if self.kind is FindingKind.ALIKE:
             return Doubt.NO_RANK
         alone = self.suspects == (blamed.rank,)
         return Doubt.MAY_WAIT if alone and blamed.stalled else Doubt.CULPRIT
@@ -126,7 +126,9 @@ def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Pa
     found = _by_limit(reports, world_size, overdue) if overdue else _by_evidence(reports, world_size)
     if not isinstance(found, Finding):
         return found
-    suspects = () if found.certain or found.kind is Kind.ALIKE else tuple(each.rank for each in found.blamed)
+    suspects = (
+        () if found.certain or found.kind is FindingKind.ALIKE else tuple(each.rank for each in found.blamed)
+    )
     return replace(
         found, blamed=_with_the_others(found), suspects=suspects, evidence=_evidence(reports, found)
     )
@@ -157,7 +159,7 @@ def _by_evidence(reports: Mapping[int, RankReport], world_size: int) -> Finding 
         return None
     waits = waits_of(reports, world_size)
     found = _absent(waits, waiting) or _deadlock(waits) or _apart(reports, waits, waiting)
-    if not isinstance(found, Finding) or (found.kind is Kind.APART and blames_one_of(waiting, found)):
+    if not isinstance(found, Finding) or (found.kind is FindingKind.APART and blames_one_of(waiting, found)):
         return None
     return found
 
@@ -230,13 +232,13 @@ def _desync_finding(by_rank: Mapping[int, Collective], kinds: Counter[_Signature
         )
         reason = f"the ranks called different collectives: {groups}"
         everyone = tuple(BlamedRank(rank, reason) for rank in sorted(by_rank))
-        return Finding(Kind.DESYNC, everyone, certain=False)
+        return Finding(FindingKind.DESYNC, everyone, certain=False)
     rest = f"while {words.ranks(majority)} entered {_first_of_kind(by_rank, kinds, most)}"
     blamed = tuple(
         BlamedRank(rank, f"entered {_described_call(by_rank[rank], kinds)}, {rest}")
         for rank in sorted(minority)
     )
-    return Finding(Kind.DESYNC, blamed, certain=True)
+    return Finding(FindingKind.DESYNC, blamed, certain=True)
 
 
 def _first_of_kind(by_rank: Mapping[int, Collective], kinds: Counter[_Signature], kind: _Signature) -> str:
@@ -279,7 +281,7 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     ):  # these ranks may have entered a call that the others never enter
         return _in_different_calls(waits, waiting, due)
     blamed = tuple(blame(s, f"; {words.waiting_for(waits, s.rank)}") for s in due)
-    return Finding(Kind.ABSENT, blamed, certain)
+    return Finding(FindingKind.ABSENT, blamed, certain)
 
 
 def _waiting_beside(waits: Waits, due: Sequence[RankReport]) -> dict[int, RankReport]:
@@ -326,14 +328,14 @@ def _no_answer(waits: Waits, roots: Sequence[int]) -> Finding:
         BlamedRank(rank, f"its agent did not report its state; {words.waiting_for(waits, rank)}")
         for rank in roots[:MAX_BLAMED]
     ]
-    return Finding(Kind.ABSENT, tuple(blamed), certain=False)
+    return Finding(FindingKind.ABSENT, tuple(blamed), certain=False)
 
 
 def _ended(waiting: RankReport, ended: Sequence[int], more: str) -> Finding:
     """No rank is the cause: ranks wait for ranks that have ended without an error."""
     have = "has" if len(ended) == 1 else "have"
     reason = f"{words.ranks(ended)} {have} exited without an error; {more}"
-    return Finding(Kind.ALIKE, (BlamedRank(waiting.rank, reason),), certain=False)
+    return Finding(FindingKind.ALIKE, (BlamedRank(waiting.rank, reason),), certain=False)
 
 
 def _in_different_calls(waits: Waits, waiting: Sequence[int], others: Sequence[RankReport]) -> Finding:
@@ -347,7 +349,7 @@ def _in_different_calls(waits: Waits, waiting: Sequence[int], others: Sequence[R
         )
         for rank in waiting
     )
-    return Finding(Kind.DESYNC, blamed, certain=False)
+    return Finding(FindingKind.DESYNC, blamed, certain=False)
 
 
 # --- 3. deadlock ---------------------------------------------------------------------------------------
@@ -370,8 +372,10 @@ def _deadlock(waits: Waits) -> Finding | None:
         minority = [rank for rank in stuck if first_calls[rank] != common]
         where = words.call(waits.described[common], False)
         reason += f"; {n_common} of the {len(stuck)} waiting ranks are in {where}"
-        return Finding(Kind.DEADLOCK, tuple(BlamedRank(rank, reason) for rank in minority), certain=True)
-    return Finding(Kind.DEADLOCK, tuple(BlamedRank(rank, reason) for rank in circle), certain=False)
+        return Finding(
+            FindingKind.DEADLOCK, tuple(BlamedRank(rank, reason) for rank in minority), certain=True
+        )
+    return Finding(FindingKind.DEADLOCK, tuple(BlamedRank(rank, reason) for rank in circle), certain=False)
 
 
 # --- 4. apart ------------------------------------------------------------------------------------------
@@ -398,7 +402,7 @@ def _apart(
             return _patience(group)
         others = _others_in_words([report for report in everyone if report not in group], waits)
         blamed = tuple(blame(s, others) for s in due)
-        return Finding(Kind.APART, blamed, certain and waits.all_reported and len(due) == len(group))
+        return Finding(FindingKind.APART, blamed, certain and waits.all_reported and len(due) == len(group))
     return None
 
 
@@ -454,12 +458,12 @@ def _others_in_words(others: Sequence[RankReport], waits: Waits) -> str:
 def _alike(reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[int]) -> Finding:
     first = reports[min(overdue)]
     if waits.all_reported and sum(report.alive for report in reports.values()) == 1:
-        return Finding(Kind.ALIKE, (BlamedRank(first.rank, words.doing(first)),), certain=True)
+        return Finding(FindingKind.ALIKE, (BlamedRank(first.rank, words.doing(first)),), certain=True)
     call = next((call for rank in sorted(overdue) for call in waits.calls.get(rank, ())), None)
     if call is None:
         example = f"for example, rank {first.rank} {words.doing(first)}"
         reason = f"no rank makes progress, and all ranks are in the same state; {example}"
-        return Finding(Kind.ALIKE, (BlamedRank(first.rank, reason),), certain=False)
+        return Finding(FindingKind.ALIKE, (BlamedRank(first.rank, reason),), certain=False)
     done = [
         rank
         for rank, report in reports.items()
@@ -471,7 +475,7 @@ def _alike(reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[in
         f"all ranks have entered {words.call(waits.described[call])} and {ends} in {words.seconds(longest)}; "
         "the probable cause is the network or a device"
     )
-    return Finding(Kind.ALIKE, (BlamedRank(waits.inside[call][0], reason),), certain=False)
+    return Finding(FindingKind.ALIKE, (BlamedRank(waits.inside[call][0], reason),), certain=False)
 
 
 # --- evidence of a hang, if the user has set no limit -----------------------------------------------
@@ -619,7 +623,7 @@ _HINT_LATE = (
     "the timeout of the process group expired, which init_process_group(timeout=...) sets; "
     "see ddp-launch docs hangs"
 )
-_FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
+_FAILURES = {FindingKind.ABSENT: FailureClass.EXIT_CODE, FindingKind.LATE: FailureClass.HANG}
 _WHERE_BUCKETS_ARE_WAITED_FOR = (RankPhase.BACKWARD, RankPhase.COMMUNICATE, RankPhase.EXITING)
 
 
@@ -648,9 +652,9 @@ def explained(
     occasion = f"rank {first.rank} on {first.node}: {first.reason}"
     text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
     named = found.blamed[0]
-    exit_code = TIMED_OUT_EXIT_CODE if found.kind is Kind.LATE else first.exit_code or 1
+    exit_code = TIMED_OUT_EXIT_CODE if found.kind is FindingKind.LATE else first.exit_code or 1
     failure = _FAILURES.get(found.kind, FailureClass.USER_EXCEPTION)
-    hint = _HINT_LATE if found.kind is Kind.LATE else _HINT
+    hint = _HINT_LATE if found.kind is FindingKind.LATE else _HINT
     first = replace(first, failure=failure, exit_code=exit_code, hint=hint)
     if not found.certain:
         doubt = Doubt.CULPRIT if found.suspects else Doubt.SHARED_ERROR
@@ -692,7 +696,7 @@ def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
         for rank in waits.roots()
         if rank not in causes and (report := waits.reports.get(rank)) is not None and _has_ended(report)
     ]
-    return Finding(Kind.ABSENT, tuple(blamed), certain=True) if blamed else None
+    return Finding(FindingKind.ABSENT, tuple(blamed), certain=True) if blamed else None
 
 
 def _gone(reports: Mapping[int, RankReport], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
@@ -703,7 +707,7 @@ def _gone(reports: Mapping[int, RankReport], causes: FrozenMap[int, Cause], firs
     if not gone:
         return None
     reason = f"exited without an error before rank {first.rank} lost the connection to its peers"
-    return _doubtful(Kind.ABSENT, gone, reason)
+    return _doubtful(FindingKind.ABSENT, gone, reason)
 
 
 def _ended_before(report: RankReport, other: RankReport) -> bool:
@@ -723,7 +727,7 @@ def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
     outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
     certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
     return Finding(
-        Kind.LATE,
+        FindingKind.LATE,
         tuple(blame(s, f"; {words.waiting_for(waits, s.rank)}") for s in seen),
         certain,
         suspects=() if certain else tuple(late),
@@ -739,10 +743,10 @@ def _not_waiting(waits: Waits) -> Finding | None:
     ]
     if not seen or len(seen) * 2 > len(waits.reports):
         return None
-    return _doubtful(Kind.LATE, seen, words.doing(seen[0]))
+    return _doubtful(FindingKind.LATE, seen, words.doing(seen[0]))
 
 
-def _doubtful(kind: Kind, seen: Sequence[RankReport], reason: str) -> Finding:
+def _doubtful(kind: FindingKind, seen: Sequence[RankReport], reason: str) -> Finding:
     suspects = tuple(report.rank for report in seen)
     return Finding(kind, (BlamedRank(suspects[0], reason),), certain=False, suspects=suspects)
 

@@ -27,7 +27,7 @@ from zlib import crc32
 
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES, TimeSpent
-from rendezvous.values.rows import Decoder, Encoder, all_fields, classes, texts_of
+from rendezvous.values.rows import Decoder, RowEncoder, all_fields, classes, texts_of
 from rendezvous.values.types import AgentId, Outcome
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _rounded(spent: TimeSpent) -> TimeSpent:
     return TimeSpent(*(round(getattr(spent, name), _DIGITS) for name in CLASSES))
 
 
-_EFFECTS = Encoder(_decided)
+_EFFECTS = RowEncoder(_decided)
 
 
 def fingerprint(machine: Machine, effects: Iterable[Any]) -> int:
@@ -138,7 +138,7 @@ class Scribe:
 
     def __init__(self, machine: Machine, hide: Callable[[str], str]) -> None:
         self._machine, self._clock = machine, _Clock()
-        self._rows = Encoder(all_fields, hide, {TimeSpent: _rounded})
+        self._rows = RowEncoder(all_fields, hide, {TimeSpent: _rounded})
         self._state, self._event = (self._rows.encoder(kind) for kind in (machine.state, machine.event))
 
     def header(self, release: str, began: float) -> bytes:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LoggedEvent:
     """An entry of the journal. The service sets `seq` and `at`."""
 
     seq: int
@@ -41,58 +41,58 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EventLine:
     kind: str
     text: str
     node: str = ""
 
 
-def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
+def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[EventLine]:
     """The lines for one event. `event` is None if the state was read from the store."""
     if after is before or isinstance(event, AgentHeard):
         return
     if event is None:
         if after.spec is not None:
             where = f"{after.phase}, generation {after.generation}, {len(after.members)} members"
-            yield Line("resumed", f"read from the store: {where}")
+            yield EventLine("resumed", f"read from the store: {where}")
         return
     yield from _membership(event, before, after)
     if after.excluded is not before.excluded:
         yield from _exclusions(before, after)
     if after.decisions is not before.decisions:
-        yield from (Line("decision", _decision_text(d)) for d in _new_decisions(before, after))
+        yield from (EventLine("decision", _decision_text(d)) for d in _new_decisions(before, after))
     agreed = before.spec is not None and after.spec is not None
     if agreed and (after.min_nodes, after.max_nodes) != (before.min_nodes, before.max_nodes):
-        yield Line("resized", f"now {after.min_nodes} to {after.max_nodes} nodes")
+        yield EventLine("resized", f"now {after.min_nodes} to {after.max_nodes} nodes")
     if before.phase is Phase.STOPPING and after.phase is not Phase.STOPPING:
-        yield Line("stopped", "all ranks that had to end have ended")
+        yield EventLine("stopped", "all ranks that had to end have ended")
     if after.generation != before.generation and after.world is not None:
         ranks, nodes = after.world.size, world_nodes(after)
-        yield Line(
+        yield EventLine(
             "sealed", f"generation {after.generation}: {counted(ranks, 'rank')} on {counted(nodes, 'node')}"
         )
     if after.phase is not before.phase:
         yield from _phase(after)
     if after.refusal != before.refusal:
-        yield Line("cannot-heal", f"the job cannot be healed in place: {after.refusal}")
+        yield EventLine("cannot-heal", f"the job cannot be healed in place: {after.refusal}")
     if isinstance(event, NodeHealth) and event.news:
-        yield Line("health", f"{event.agent.node}: {event.news}", event.agent.node)
+        yield EventLine("health", f"{event.agent.node}: {event.news}", event.agent.node)
     if isinstance(event, PhaseTimesReported):
         yield from _straggler_lines(before, after)
 
 
-def _membership(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
+def _membership(event: Event | None, before: JobState, after: JobState) -> Iterator[EventLine]:
     match event:
         case AgentJoined(agent) if agent.node in after.members and not _same(before, after, agent.node):
-            yield Line("joined", f"{agent.node} joined ({_have_joined(len(after.members))})", agent.node)
+            yield EventLine("joined", f"{agent.node} joined ({_have_joined(len(after.members))})", agent.node)
         case AgentLeft(agent, reason) if agent.node not in after.members and agent.node in before.members:
-            yield Line("left", f"{agent.node} left: {reason}", agent.node)
+            yield EventLine("left", f"{agent.node} left: {reason}", agent.node)
         case AgentLost(agent, reason) if agent.node not in after.members and agent.node in before.members:
-            yield Line("lost", f"{agent.node} was lost: {reason}", agent.node)
+            yield EventLine("lost", f"{agent.node} was lost: {reason}", agent.node)
         case _ if len(after.members) < len(before.members):
             for node in before.members:
                 if node not in after.members:
-                    yield Line("lost", _loss_text(node, after), node)
+                    yield EventLine("lost", _loss_text(node, after), node)
 
 
 def _have_joined(nodes: int) -> str:
@@ -111,23 +111,23 @@ def _same(before: JobState, after: JobState, node: str) -> bool:
     return known is not None and known.agent == after.members[node].agent
 
 
-def _exclusions(before: JobState, after: JobState) -> Iterator[Line]:
+def _exclusions(before: JobState, after: JobState) -> Iterator[EventLine]:
     for node, exclusion in after.excluded.items():
         if before.excluded.get(node) != exclusion:
-            yield Line("excluded", f"{node} is excluded: {exclusion.reason}", node)
+            yield EventLine("excluded", f"{node} is excluded: {exclusion.reason}", node)
     for node in before.excluded:
         if node not in after.excluded:
-            yield Line("readmitted", f"{node} is no longer excluded", node)
+            yield EventLine("readmitted", f"{node} is no longer excluded", node)
 
 
-def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
+def _straggler_lines(before: JobState, after: JobState) -> Iterator[EventLine]:
     slow_ranks = before.straggler_state.slow_ranks
     for rank, slow_rank in after.straggler_state.named:
         if rank not in slow_ranks or not slow_ranks[rank].named:
-            yield Line("straggler", in_words(rank, slow_rank.node, slow_rank.slowness), slow_rank.node)
+            yield EventLine("straggler", in_words(rank, slow_rank.node, slow_rank.slowness), slow_rank.node)
     for rank, slow_rank in before.straggler_state.named:
         if rank not in after.straggler_state.slow_ranks:
-            yield Line("keeps-up", no_longer(rank, slow_rank.node), slow_rank.node)
+            yield EventLine("keeps-up", no_longer(rank, slow_rank.node), slow_rank.node)
 
 
 def _new_decisions(before: JobState, after: JobState) -> list[Decision]:
@@ -145,14 +145,14 @@ def _decision_text(decision: Decision) -> str:
     return f"{decision.title}: {decision.reason}"
 
 
-def _phase(after: JobState) -> Iterator[Line]:
+def _phase(after: JobState) -> Iterator[EventLine]:
     match after.phase:
         case Phase.RUNNING:
-            yield Line("running", "the TCPStore is open; the ranks start")
+            yield EventLine("running", "the TCPStore is open; the ranks start")
         case Phase.STOPPING:
-            yield Line("stopping", f"stop order sent to {counted(len(after.pending), 'node')}")
+            yield EventLine("stopping", f"stop order sent to {counted(len(after.pending), 'node')}")
         case Phase.ENDED:
             assert after.outcome is not None
-            yield Line("ended", outcome_text(after.outcome))
+            yield EventLine("ended", outcome_text(after.outcome))
         case _:
             pass

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.rows import Decoder, Encoder, kept_fields
+from rendezvous.values.rows import Decoder, RowEncoder, kept_fields
 from rendezvous.values.state import JobState
 
 _FAMILY = b"ddp-job "
@@ -28,7 +28,7 @@ _MAGIC = _FAMILY + b"2\n"  # the number grows when a stored field is renamed or 
 _LEVEL = 1  # a state of 4,096 nodes: a tenth of the size, in a few tens of milliseconds
 _LARGEST = 256 * 1024 * 1024  # unpacked; a corrupt or hostile snapshot must not take all memory
 
-_ROWS = Encoder(kept_fields)
+_ROWS = RowEncoder(kept_fields)
 _WHAT_NEXT = "Restore the store from a backup, or delete the job from the store"
 
 

@@ -48,7 +48,7 @@ class AgentStream:
         self,
         agent: AgentId,
         context: Any,
-        limits: Limits,
+        limits: ServiceLimits,
         alive: Callable[[AgentId, bool], None],
         handle: Callable[[FromAgent], None],
         busy: Callable[[], bool],
@@ -182,7 +182,7 @@ MESSAGE_BYTES = 1024 * 1024  # of one inbound message; gRPC rejects longer ones 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServiceLimits:
     jobs: int = 1000  # that are not over
     agents: int = 65_536
     agents_per_job: int = 16_384

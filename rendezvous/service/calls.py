@@ -16,8 +16,7 @@ from rendezvous.access.auth import Denied, Reason, peer_name
 from rendezvous.codec import BadMessage
 from rendezvous.service.agent_stream import Counts, LimitReached, Rates, StreamAborted
 from rendezvous.service.owner import OwnedByOther
-from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
-from rendezvous.store.protocol import LimitReached as ValuesFull
+from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError, ValuesFull
 from rendezvous.values.version import VERSION, VERSION_METADATA, version_in, with_releases
 from rendezvous.values.wire_names import OWNER_METADATA
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from rendezvous.access.auth import Gate, Identity, Refusals, Right
     from rendezvous.metrics import Metrics
-    from rendezvous.service.agent_stream import Limits
+    from rendezvous.service.agent_stream import ServiceLimits
 
 _log = logging.getLogger("rendezvous")
 _CALL_S = 60.0  # timeout of a call, besides the wait that it asks for
@@ -51,7 +50,7 @@ def count_open(counts: Counts, identity: Identity) -> Iterator[None]:
 
 
 class Calls:
-    def __init__(self, gate: Gate, metrics: Metrics, refusals: Refusals, limits: Limits) -> None:
+    def __init__(self, gate: Gate, metrics: Metrics, refusals: Refusals, limits: ServiceLimits) -> None:
         self._gate, self._metrics, self._refusals = gate, metrics, refusals
         self._counts = Counts("calls", limits.calls_per_identity)
         self._rates = Rates(limits.calls_per_s, limits.call_burst)

@@ -26,8 +26,7 @@ from rendezvous.service.agent_stream import AgentStream, Allowance, Counts, Limi
 from rendezvous.service.calls import NotFound, count_open
 from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob, OwnedByOther
 from rendezvous.session_replay import Redirect
-from rendezvous.store.protocol import LimitReached as ValuesFull
-from rendezvous.store.protocol import OwnershipLost, StoreError
+from rendezvous.store.protocol import OwnershipLost, StoreError, ValuesFull
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import CannotAnswer, Present, Remark, RestartTimes
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from rendezvous.metrics import Metrics
     from rendezvous.replay.journal import Journal, Journals
     from rendezvous.rounds.view import JobSummary
-    from rendezvous.service.agent_stream import Limits
+    from rendezvous.service.agent_stream import ServiceLimits
     from rendezvous.service.calls import Calls
     from rendezvous.store.protocol import JobStore, Store
     from rendezvous.values.events import Event, ToAgent
@@ -65,7 +64,7 @@ class Jobs:
     def __init__(
         self,
         store: Store,
-        limits: Limits,
+        limits: ServiceLimits,
         metrics: Metrics,
         *,
         history_s: float,
@@ -735,7 +734,7 @@ class Conversation:
 
 
 class Conversations:
-    def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
+    def __init__(self, jobs: Jobs, gate: Gate, limits: ServiceLimits) -> None:
         self._jobs, self._gate = jobs, gate
         what = "streams for questions"
         self._streams = Counts(what, limits.streams_per_identity, limits.agents, option="--max-agents")

@@ -14,7 +14,7 @@ from rendezvous.codec import BadMessage, answer_message, encode, told_in, wanted
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import MOST_RELOAD_STEPS, outcome_text
 from rendezvous.rounds.view import summary_of, view_of
-from rendezvous.service.agent_stream import Counts, LimitReached, Limits
+from rendezvous.service.agent_stream import Counts, LimitReached, ServiceLimits
 from rendezvous.service.calls import NotFound, NotNow, count_open
 from rendezvous.service.jobs import ask
 from rendezvous.service.owner import OwnedByOther
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
     from rendezvous.access.auth import Gate, Identity
-    from rendezvous.rounds.journal import Note
+    from rendezvous.rounds.journal import LoggedEvent
     from rendezvous.service.calls import Calls
     from rendezvous.service.jobs import Job, Jobs
     from rendezvous.service.owner import Watcher
@@ -59,7 +59,7 @@ _JOBS_LISTED = 10_000
 
 
 class Operations:
-    def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
+    def __init__(self, jobs: Jobs, gate: Gate, limits: ServiceLimits) -> None:
         self._jobs, self._gate = jobs, gate
         self._watches = Counts("watches", limits.watches_per_identity)
         self._questions = Counts("questions that wait for answers", limits.questions_per_identity)
@@ -184,7 +184,7 @@ class Operations:
         return pb.AbortJobResponse(job=await self._ordered(request.job_id, order))
 
 
-async def _notes_of(watcher: Watcher) -> AsyncIterator[Note]:
+async def _notes_of(watcher: Watcher) -> AsyncIterator[LoggedEvent]:
     while not watcher.fell_behind:
         note = await watcher.queue.get()
         if note is None and watcher.job_moved:

@@ -39,7 +39,7 @@ from rendezvous.rounds.admission import (
     resume,
     trains,
 )
-from rendezvous.rounds.journal import Line, Note, lines
+from rendezvous.rounds.journal import EventLine, LoggedEvent, lines
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.values.late_dataclass import dataclass
@@ -316,14 +316,14 @@ _CROWD = 64  # with more members than this, log one join in 64: a log line costs
 class Watcher:
     """A client that follows the journal; the service ends its stream if it falls too far behind."""
 
-    def __init__(self, notes: list[Note]) -> None:
-        self.queue: asyncio.Queue[Note | None] = asyncio.Queue(len(notes) + _WATCHER_NOTES)
+    def __init__(self, notes: list[LoggedEvent]) -> None:
+        self.queue: asyncio.Queue[LoggedEvent | None] = asyncio.Queue(len(notes) + _WATCHER_NOTES)
         for note in notes:
             self.queue.put_nowait(note)
         self.fell_behind = False
         self.job_moved = False  # to another replica, which reports what follows
 
-    def put(self, note: Note | None) -> None:
+    def put(self, note: LoggedEvent | None) -> None:
         try:
             self.queue.put_nowait(note)
         except asyncio.QueueFull:
@@ -339,7 +339,7 @@ class OpenJob:
         self.job_id = job_id
         self.restart_times: dict[tuple[int, str], RestartTimes] = {}  # by generation and node
         self.watchers: set[Watcher] = set()
-        self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
+        self.notes: deque[LoggedEvent] = deque(maxlen=_NOTES_KEPT)
         self.journal_id = os.urandom(16).hex()  # sequence numbers are valid within one journal
         self._count = count
         self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
@@ -384,9 +384,9 @@ class OpenJob:
             for watcher in self.watchers:
                 watcher.put(None)
 
-    def _add(self, line: Line, generation: int, level: int) -> None:
+    def _add(self, line: EventLine, generation: int, level: int) -> None:
         self._seq += 1
-        note = Note(self._seq, time.time(), generation, line.kind, line.node, line.text)
+        note = LoggedEvent(self._seq, time.time(), generation, line.kind, line.node, line.text)
         self.notes.append(note)
         self._count(line.kind)
         extra = {"job": self.job_id, "generation": generation, "kind": line.kind}
@@ -403,7 +403,7 @@ class OpenJob:
             return
         kind = remark.kind if remark.kind in REMARKS else REMARKS[0]
         text = "".join(char if char.isprintable() else " " for char in remark.text)
-        self._add(Line(kind, text, node), remark.generation, logging.INFO)
+        self._add(EventLine(kind, text, node), remark.generation, logging.INFO)
 
     def watch(self, after_seq: int) -> Watcher:
         watcher = Watcher([note for note in self.notes if note.seq > after_seq])
@@ -413,7 +413,7 @@ class OpenJob:
         return watcher
 
 
-def _level(line: Line, after: JobState) -> int:
+def _level(line: EventLine, after: JobState) -> int:
     """The log level of an event: DEBUG for most joins of a large job. The journal contains all of them."""
     here = len(after.members)
     return logging.DEBUG if line.kind == "joined" and here > _CROWD and here % _CROWD else logging.INFO

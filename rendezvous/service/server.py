@@ -44,8 +44,8 @@ from rendezvous.service.agent_stream import (
     AgentStream,
     Counts,
     LimitReached,
-    Limits,
     Rates,
+    ServiceLimits,
     StreamAborted,
 )
 from rendezvous.service.calls import Calls, NotFound, count_open
@@ -105,7 +105,7 @@ class ServerOptions:
     resume_grace_s: float = 1.0
     return_after_s: float = 0.5  # after a shutdown, agents reconnect no sooner
     reflection: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
     journals: Journals | None = None  # for `ddpctl replay`
 
 
@@ -134,11 +134,11 @@ class Server:
             one_tenant=not options.key_file,
             journals=options.journals,
         )
-        self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
+        self.health = HealthAnswers((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
         self.operations = Operations(self.jobs, gate, limits)
         self.calls = Calls(gate, self.metrics, self.refusals, limits)
-        self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
+        self._services: dict[str, Agents | Operations | Scratchpad | HealthAnswers | Reflection] = {
             AGENTS: self.agents,
             OPERATIONS: self.operations,
             SCRATCHPAD: Scratchpad(self.jobs, store, limits),
@@ -237,7 +237,7 @@ class Server:
         return counted
 
 
-def _pending_calls(limits: Limits) -> tuple[tuple[str, int], ...]:
+def _pending_calls(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:
     """Raise gRPC's limit on waiting calls.
 
     By default gRPC drops calls at random once a thousand of them wait. All agents of a large job may connect at the
@@ -340,7 +340,7 @@ LIVE = "live"  # for liveness probes: a service that is temporarily unable to se
 _WATCHES = 64
 
 
-class Health:
+class HealthAnswers:
     """Health answers. They need no token, since probes send none. They contain only the status of the service."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
@@ -521,7 +521,7 @@ _SPEC_UNUSABLE = 78
 
 
 class Agents:
-    def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
+    def __init__(self, jobs: Jobs, gate: Gate, limits: ServiceLimits) -> None:
         self._jobs, self._gate, self._limits = jobs, gate, limits
         self._streams = Counts("streams", limits.streams_per_identity, limits.agents, option="--max-agents")
         self._rates = Rates(limits.joins_per_s, limits.join_burst)
@@ -639,7 +639,7 @@ class _Barrier:
 
 
 class Scratchpad:
-    def __init__(self, jobs: Jobs, store: Store, limits: Limits) -> None:
+    def __init__(self, jobs: Jobs, store: Store, limits: ServiceLimits) -> None:
         self._jobs, self._store = jobs, store
         self._counts = Counts("barriers", limits.barriers_per_job, limits.barriers)
         self._barriers: dict[tuple[str, str], _Barrier] = {}

@@ -29,7 +29,7 @@ _ADDRESS = "HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ServiceSetting:
     name: str
     kind: str  # text, list, flag, number, count
     default: Any
@@ -43,97 +43,105 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(
+    ServiceSetting(
         "listen",
         "list",
         (f"127.0.0.1:{PORT}",),
         "address to serve on; repeat the option for more addresses",
         metavar=_ADDRESS,
     ),
-    Setting(
+    ServiceSetting(
         "advertise",
         "text",
         "",
         "address at which agents reach this replica (default: the first --listen)",
         metavar=_ADDRESS,
     ),
-    Setting(
+    ServiceSetting(
         "store",
         "text",
         "memory",
         "where to keep jobs: memory, file:PATH, or etcd://HOST:PORT,.../PREFIX",
         metavar="URL",
     ),
-    Setting("http", "text", "", "address for /livez, /readyz and /metrics (default: none)", metavar=_ADDRESS),
-    Setting(
+    ServiceSetting(
+        "http", "text", "", "address for /livez, /readyz and /metrics (default: none)", metavar=_ADDRESS
+    ),
+    ServiceSetting(
         "web",
         "text",
         "",
         "address for the page that shows and controls the jobs in a browser (default: none)",
         metavar=_ADDRESS,
     ),
-    Setting(
+    ServiceSetting(
         "token_keys",
         "text",
         "",
         "key file that verifies tokens; without it, clients need no token",
         metavar="FILE",
     ),
-    Setting(
+    ServiceSetting(
         "tls_cert",
         "text",
         "",
         "certificate of the service (PEM); read again when it changes",
         metavar="FILE",
     ),
-    Setting("tls_key", "text", "", "private key of the certificate (PEM)", metavar="FILE"),
-    Setting("client_ca", "text", "", "require a client certificate signed by this CA (PEM)", metavar="FILE"),
-    Setting(
+    ServiceSetting("tls_key", "text", "", "private key of the certificate (PEM)", metavar="FILE"),
+    ServiceSetting(
+        "client_ca", "text", "", "require a client certificate signed by this CA (PEM)", metavar="FILE"
+    ),
+    ServiceSetting(
         "insecure",
         "flag",
         False,
         "permit other machines to connect without TLS or without authentication",
     ),
-    Setting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
-    Setting(
+    ServiceSetting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
+    ServiceSetting(
         "journal_dir",
         "text",
         "",
         "folder for a journal of each job, for `ddpctl replay` (default: none)",
         metavar="DIR",
     ),
-    Setting(
+    ServiceSetting(
         "journal_limit",
         "count",
         8,
         "size in MiB at which a journal begins a new file; the file before is kept",
         metavar="MIB",
     ),
-    Setting(
+    ServiceSetting(
         "journal_space",
         "count",
         1024,
         "size in MiB of all journals together: those that were not written for the longest time are removed",
         metavar="MIB",
     ),
-    Setting(
+    ServiceSetting(
         "resume_grace",
         "number",
         1.0,
         "seconds to wait for an agent to reconnect before it counts as lost, if its ranks do not run any more",
         metavar="SECONDS",
     ),
-    Setting("max_jobs", "count", 1000, "maximum number of unfinished jobs", metavar="N"),
-    Setting("max_agents", "count", 65_536, "maximum number of agents of all jobs together", metavar="N"),
-    Setting("log_format", "text", "text", "format of log lines: text or json", ("text", "json")),
-    Setting(
+    ServiceSetting("max_jobs", "count", 1000, "maximum number of unfinished jobs", metavar="N"),
+    ServiceSetting(
+        "max_agents", "count", 65_536, "maximum number of agents of all jobs together", metavar="N"
+    ),
+    ServiceSetting("log_format", "text", "text", "format of log lines: text or json", ("text", "json")),
+    ServiceSetting(
         "log_level",
         "text",
         "info",
         "lowest level to log: debug, info, warning or error",
         ("debug", "info", "warning", "error"),
     ),
-    Setting("reflection", "flag", False, "serve the schema to tools such as grpcurl (grpc.reflection.v1)"),
+    ServiceSetting(
+        "reflection", "flag", False, "serve the schema to tools such as grpcurl (grpc.reflection.v1)"
+    ),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
@@ -172,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 )
 
 
-def _default_text(setting: Setting) -> str:
+def _default_text(setting: ServiceSetting) -> str:
     match setting.default:
         case "" | False:
             return ""
@@ -204,7 +212,7 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     return settled
 
 
-def variable(setting: Setting) -> str:
+def variable(setting: ServiceSetting) -> str:
     """The environment variable that sets it."""
     return ENV + setting.name.upper()
 
@@ -236,7 +244,7 @@ def _from_toml(path: str, name: str, value: Any) -> Any:
     raise SettingsUnusable(f"{path}: invalid {name} {value!r}: expected {_EXPECTED[setting.kind]}")
 
 
-def _from_text(setting: Setting, text: str, where: str) -> Any:
+def _from_text(setting: ServiceSetting, text: str, where: str) -> Any:
     match setting.kind:
         case "list":
             return [item.strip() for item in text.split(",") if item.strip()]
@@ -288,7 +296,7 @@ def _check(settled: Mapping[str, Any]) -> None:
         )
 
 
-def _check_number(setting: Setting, value: float) -> None:
+def _check_number(setting: ServiceSetting, value: float) -> None:
     if not math.isfinite(value):
         raise SettingsUnusable(f"invalid {setting.flag} {value}: use a finite number")
     if value < 0:

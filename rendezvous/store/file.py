@@ -62,14 +62,14 @@ async def open_file_store(path: str, address: str = "") -> FileStore:
     return FileStore(ledger, lock, address)
 
 
-async def _open_ledger(path: str) -> Ledger:
+async def _open_ledger(path: str) -> SqliteThread:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # tracebacks must be private
     except OSError as error:
         raise StoreError(
             f"cannot open the store {path} (--store): {error.strerror}. Check the path and its permissions"
         ) from error
-    ledger = Ledger(path, _prepare)
+    ledger = SqliteThread(path, _prepare)
     try:
         await ledger.ready()
     except BaseException:
@@ -79,7 +79,7 @@ async def _open_ledger(path: str) -> Ledger:
 
 
 class FileStore:
-    def __init__(self, ledger: Ledger, lock: LockFile, address: str) -> None:
+    def __init__(self, ledger: SqliteThread, lock: LockFile, address: str) -> None:
         self.ownership: Ownership = SoleOwnership(address)
         self._ledger, self._lock = ledger, lock
         self._notices: dict[str, Notices] = {}
@@ -111,7 +111,7 @@ class FileStore:
 
 
 class FileJob:
-    def __init__(self, ledger: Ledger, job_id: str) -> None:
+    def __init__(self, ledger: SqliteThread, job_id: str) -> None:
         self._ledger, self._job_id = ledger, job_id
         self._packer = Packer()
 
@@ -149,7 +149,7 @@ class FileJob:
 
 
 class FileValues:
-    def __init__(self, ledger: Ledger, job_id: str, notices: Notices) -> None:
+    def __init__(self, ledger: SqliteThread, job_id: str, notices: Notices) -> None:
         self._ledger, self._job_id, self._notices = ledger, job_id, notices
 
     async def get(self, key: str) -> Value | None:
@@ -254,7 +254,7 @@ class _Outcome(NamedTuple):
     error: Exception | None
 
 
-class Ledger:
+class SqliteThread:
     """`prepare` runs first: it creates the tables, or raises if the file is not usable."""
 
     def __init__(self, path: str, prepare: Callable[[sqlite3.Connection], None]) -> None:

@@ -50,7 +50,7 @@ class OwnershipLost(Exception):
     """This replica does not own the job. It must not send messages about the job, and must redirect its agents."""
 
 
-class LimitReached(ValueError):
+class ValuesFull(ValueError):
     """A key or a value is too large, or the job has too many values."""
 
 
@@ -68,7 +68,7 @@ class Values(Protocol):
     async def get(self, key: str) -> Value | None: ...
 
     async def put(self, key: str, data: bytes) -> int:
-        """The new version; raises `LimitReached`."""
+        """The new version; raises `ValuesFull`."""
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
         """The new version. `Conflict` if the key has another version (0: the key does not exist)."""
@@ -149,20 +149,18 @@ class Store(Protocol):
 def check_key(key: str) -> None:
     n = len(key.encode("utf-8", "surrogatepass"))
     if not 0 < n <= KEY_BYTES:
-        raise LimitReached(f"invalid key of {n} bytes: use 1 to {KEY_BYTES} bytes")
+        raise ValuesFull(f"invalid key of {n} bytes: use 1 to {KEY_BYTES} bytes")
 
 
 def check_value(data: bytes) -> None:
     if len(data) > VALUE_BYTES:
-        raise LimitReached(f"the value has {len(data)} bytes: at most {VALUE_BYTES} are permitted")
+        raise ValuesFull(f"the value has {len(data)} bytes: at most {VALUE_BYTES} are permitted")
 
 
 def check_count(held: int) -> None:
     """Check before one more is added."""
     if held >= KEYS_PER_JOB:
-        raise LimitReached(
-            f"the job already has {KEYS_PER_JOB} values, which is the limit: delete some first"
-        )
+        raise ValuesFull(f"the job already has {KEYS_PER_JOB} values, which is the limit: delete some first")
 
 
 # --- notices ----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
     from rendezvous.control.service import Caller
-    from rendezvous.control.top_table import Row, Spent
+    from rendezvous.control.top_table import RankRow, Spent
     from rendezvous.control.why_text import Story
     from rendezvous.values.questions import FromConversation, StepSeen
     from rendezvous.web.figures import Point
@@ -59,7 +59,7 @@ class Feed:
         self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
         self._job: dict[str, Any] | None = None
         self._ranks: dict[str, Any] = {"rows": [], "silent": []}
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, RankRow] = {}
         self._spent: Spent = {}
         self._points_seen = 0
         self._look_now = asyncio.Event()
@@ -347,7 +347,7 @@ def note_view(note: Any) -> dict[str, Any]:
 
 def rank_rows(
     answers: Iterable[tuple[str, FromConversation]], before: Spent
-) -> tuple[list[Row], Spent, list[str]]:
+) -> tuple[list[RankRow], Spent, list[str]]:
     """The rows by rank, what the next look compares with, and the nodes that did not answer."""
     answers = list(answers)
     seen = [(node, rank) for node, told in answers if isinstance(told, RanksSeen) for rank in told.ranks]
@@ -375,7 +375,7 @@ ROW = (
 )
 
 
-def row_view(row: Row, named: Collection[int] = ()) -> list[Any]:
+def row_view(row: RankRow, named: Collection[int] = ()) -> list[Any]:
     """The values of `ROW`: a list, because there may be thousands, once a second. `named`: the stragglers."""
     seen, gpu, standing = row.seen, row.seen.gpu, row.standing
     level = standing.level if standing is not None else 0
@@ -438,7 +438,7 @@ def story_view(story: Story, job: Any) -> dict[str, Any]:
     }
 
 
-def full_row(row: Row) -> dict[str, Any]:
+def full_row(row: RankRow) -> dict[str, Any]:
     """Everything that is known of one rank."""
     return {
         "rank": row.seen.rank,

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from rendezvous.access.auth import Certificates, Gate, Grant
-    from rendezvous.control.log_lines import Line
+    from rendezvous.control.log_lines import LogLine
     from rendezvous.control.service import Caller
     from rendezvous.web.feed import Feed
     from rendezvous.web.requests import LogsRequest, OrderRequest
@@ -496,7 +496,7 @@ async def logs(caller: Caller, wanted: LogsRequest) -> dict[str, Any]:
     }
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: LogLine) -> dict[str, Any]:
     return {**line_dict(line), "text": on_terminal(line.text, color=False)}
 
 

@@ -12,7 +12,7 @@ from side_by_side import Ended, clean_env
 
 from launcher.ranks.zygote import Zygote, rank_argv
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.template.messages import Exited, Ready, Report, Spawn, Swept
+from launcher.template.messages import Exited, Ready, Report, Spawn, SweepDone
 from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class WarmNode:
         readers = [_Reader(out), _Reader(err)]
         ended = self._next(Exited)
         self._zygote.sweep(self._generation, patience_s=0.0)
-        self._next(Swept)
+        self._next(SweepDone)
         code = -ended.signum if ended.exit_code is None else ended.exit_code
         return Ended(code, *(reader.text() for reader in readers))
 

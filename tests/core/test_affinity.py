@@ -10,7 +10,7 @@ from launcher.ranks.affinity import (
     BindingError,
     Cpu,
     CpuShares,
-    Topology,
+    CpuTopology,
     cpus_for_rank,
     omp_threads,
     share_cpus,
@@ -19,7 +19,7 @@ from launcher.ranks.affinity import (
 
 def machine(
     *cores_per_node: int, threads: int = 1, nodes_per_socket: int = 1, gpus: tuple[int, ...] = ()
-) -> Topology:
+) -> CpuTopology:
     """Numbered as Linux does on x86: first threads of all cores, then second threads; caches of 4 cores."""
     total = sum(cores_per_node)
     node_of = [node for node, cores in enumerate(cores_per_node) for _ in range(cores)]
@@ -28,14 +28,14 @@ def machine(
         for thread in range(threads)
         for core in range(total)
     )
-    return Topology(cpus, gpus)
+    return CpuTopology(cpus, gpus)
 
 
-def allowed(topology: Topology, *indexes: int) -> Topology:
-    return Topology(tuple(cpu for cpu in topology.cpus if cpu.index in indexes), topology.gpu_nodes)
+def allowed(topology: CpuTopology, *indexes: int) -> CpuTopology:
+    return CpuTopology(tuple(cpu for cpu in topology.cpus if cpu.index in indexes), topology.gpu_nodes)
 
 
-def bound(topology: Topology, mode: str, nproc: int) -> list[tuple[int, ...]]:
+def bound(topology: CpuTopology, mode: str, nproc: int) -> list[tuple[int, ...]]:
     return [cpus_for_rank(topology, mode, rank, nproc) for rank in range(nproc)]
 
 
@@ -85,7 +85,7 @@ def test_without_gpus_modes_divide_a_node_among_its_ranks() -> None:
         (machine(4), "nod", r"--numa-binding nod: unknown mode; use one of node, socket, excl"),
     ],
 )
-def test_the_impossible_is_told_with_why_and_cure(topology: Topology, mode: str, says: str) -> None:
+def test_the_impossible_is_told_with_why_and_cure(topology: CpuTopology, mode: str, says: str) -> None:
     with pytest.raises(BindingError, match=says):
         cpus_for_rank(topology, mode, 1, 2)
 
@@ -109,13 +109,15 @@ def test_one_cpu_serves_any_mode() -> None:
         (allowed(machine(4, 4), 1, 3, 6, 7), 2, [(1, 3), (6, 7)]),
     ],
 )
-def test_shares_of_a_cpu_only_machine(topology: Topology, nproc: int, shares: list[tuple[int, ...]]) -> None:
+def test_shares_of_a_cpu_only_machine(
+    topology: CpuTopology, nproc: int, shares: list[tuple[int, ...]]
+) -> None:
     assert share_cpus(topology, nproc) == CpuShares(tuple(shares))
 
 
 def test_sockets_stay_together_whatever_the_order_of_their_nodes() -> None:
     cpus = tuple(Cpu(index, index, index, node=index, socket=index % 2) for index in range(4))
-    assert share_cpus(Topology(cpus), 2).cpus == ((0, 2), (1, 3))
+    assert share_cpus(CpuTopology(cpus), 2).cpus == ((0, 2), (1, 3))
 
 
 def test_more_ranks_than_cores_take_turns_and_hear_of_it() -> None:

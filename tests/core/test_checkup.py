@@ -15,9 +15,9 @@ from launcher.preflight.checkup import (
     Gpus,
     Grade,
     Interface,
-    Limits,
     Memory,
     Network,
+    ProcessLimits,
     Report,
     SelfTest,
     SharedMemory,
@@ -77,9 +77,13 @@ def test_a_containers_default_shared_memory_is_known_for_what_it_is():
 
 
 def test_limits_on_files_and_on_locked_memory():
-    grades = [[c.grade for c in judge_limits(Limits(files, 8 * MB))] for files in (-1, 65536, 1024, 64)]
+    grades = [
+        [c.grade for c in judge_limits(ProcessLimits(files, 8 * MB))] for files in (-1, 65536, 1024, 64)
+    ]
     assert grades == [[OK, SKIPPED], [OK, SKIPPED], [WARN, SKIPPED], [FAIL, SKIPPED]]
-    locked = [judge_limits(Limits(-1, bytes_, pins_memory=True))[1].grade for bytes_ in (-1, 8 * MB, 64 * GB)]
+    locked = [
+        judge_limits(ProcessLimits(-1, bytes_, pins_memory=True))[1].grade for bytes_ in (-1, 8 * MB, 64 * GB)
+    ]
     assert locked == [OK, WARN, OK]
 
 

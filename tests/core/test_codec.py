@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rendezvous import codec
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.journal import Note
+from rendezvous.rounds.journal import LoggedEvent
 from rendezvous.rounds.view import JobView, NodeView
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, types
@@ -90,7 +90,7 @@ def test_a_question_of_a_newer_release_is_told_from_a_damaged_one() -> None:
         codec.read_question(b"\xff")
 
 
-@pytest.mark.parametrize("kind", [JobView, Note])
+@pytest.mark.parametrize("kind", [JobView, LoggedEvent])
 @settings(max_examples=25)
 @given(data=st.data())
 def test_what_operators_see_comes_back_the_same(kind: Any, data: st.DataObject) -> None:

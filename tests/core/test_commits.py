@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp.elastic import commits
-from ddp.elastic.commits import CommitName, DiskName, Member, ReadableImage
+from ddp.elastic.commits import CommitName, DiskName, ReadableImage, TeamMember
 from ddp.elastic.images import image
 
 if TYPE_CHECKING:
@@ -116,11 +116,14 @@ def test_memory_comes_before_disk_and_replicas_must_agree() -> None:
 def test_what_is_in_memory_once_needs_no_check() -> None:
     """Then the ranks need not tell each other what they have found."""
 
-    def choice(*parts: tuple[commits.Source, ...]) -> commits.Choice:
-        return commits.Choice(A, parts)
+    def choice(*parts: tuple[commits.ImageSource, ...]) -> commits.CommitChoice:
+        return commits.CommitChoice(A, parts)
 
-    one, other = commits.Source("a", (0,), in_memory=True), commits.Source("b", (1,), in_memory=True)
-    on_disk = commits.Source("c", (0, 1), in_memory=False)
+    one, other = (
+        commits.ImageSource("a", (0,), in_memory=True),
+        commits.ImageSource("b", (1,), in_memory=True),
+    )
+    on_disk = commits.ImageSource("c", (0, 1), in_memory=False)
     assert choice((one,), (other,)).is_beyond_doubt
     assert not choice((one, other)).is_beyond_doubt, "replicas must agree"
     assert not choice((one,), (on_disk,)).is_beyond_doubt
@@ -188,7 +191,7 @@ def test_all_that_is_chosen_is_there_whatever_the_order(
 
 
 def test_replicas_are_kept_once_per_node_and_written_once() -> None:
-    found = commits.roles(tuple(Member(node, 0, 1) for node in ("x", "x", "y", "y")))
+    found = commits.roles(tuple(TeamMember(node, 0, 1) for node in ("x", "x", "y", "y")))
     assert [role.part for role in found] == [0, None, 0, None]
     assert [role.local_index for role in found] == [0, 1, 0, 1]
     assert [role.writes_disk for role in found] == [True, False, False, False]
@@ -196,7 +199,7 @@ def test_replicas_are_kept_once_per_node_and_written_once() -> None:
 
 def test_each_shard_is_kept_by_who_has_it_and_written_once() -> None:
     """Two copies of two shards."""
-    found = commits.roles(tuple(Member("x", part, 2) for part in (0, 1, 0, 1)))
+    found = commits.roles(tuple(TeamMember("x", part, 2) for part in (0, 1, 0, 1)))
     assert [role.part for role in found] == [0, 1, 0, 1]
     assert [role.keeps_replicas for role in found] == [True, False, True, False]
     assert [role.writes_disk for role in found] == [True, True, False, False]
@@ -204,7 +207,7 @@ def test_each_shard_is_kept_by_who_has_it_and_written_once() -> None:
 
 def test_ranks_with_other_models_are_refused() -> None:
     with pytest.raises(ValueError, match="1 shards on rank 1"):
-        commits.roles((Member("x", 0, 2), Member("x", 0, 1)))
+        commits.roles((TeamMember("x", 0, 2), TeamMember("x", 0, 1)))
 
 
 def test_needs() -> None:
@@ -276,8 +279,8 @@ def test_what_is_due() -> None:
 
 def test_files_of_earlier_versions_are_read() -> None:
     """They have the lineage under another name."""
-    head = image.Head(11, "b", 0, 2, 1, 4, 77)
-    data = json.dumps({name: getattr(head, name) for name in image.Head.__slots__})
+    head = image.ImageHead(11, "b", 0, 2, 1, 4, 77)
+    data = json.dumps({name: getattr(head, name) for name in image.ImageHead.__slots__})
     assert image.head_of(data.encode()) == head
     assert image.head_of(data.replace('"lineage"', '"era"').encode()) == head
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.failure.symptoms import TABLE, Restart, symptom
+from launcher.failure.symptoms import TABLE, SuggestedAction, symptom
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import nccl_env
 from launcher.machine.xids import XIDS, xid_in
@@ -232,8 +232,8 @@ def test_what_the_script_says_itself_is_its_own_affair() -> None:
 def test_every_line_of_the_table_is_reached() -> None:
     for line in TABLE:
         assert any(symptom(f"nccl: {needle} x") is line for needle in line.phrases), line.phrases
-    assert {line.restart for line in TABLE if line.failure is C.HARDWARE} == {Restart.EXCLUDE}
-    assert {line.restart for line in TABLE if line.failure is C.USER_EXCEPTION} == {Restart.FAIL}
+    assert {line.restart for line in TABLE if line.failure is C.HARDWARE} == {SuggestedAction.EXCLUDE}
+    assert {line.restart for line in TABLE if line.failure is C.USER_EXCEPTION} == {SuggestedAction.FAIL}
 
 
 def test_the_page_shows_the_tables() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.diagnosing.diagnosis import Finding, Kind, Patience, diagnose
+from rendezvous.diagnosing.diagnosis import Finding, FindingKind, Patience, diagnose
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 from rendezvous.values.types import Doubt
@@ -85,7 +85,7 @@ def blamed(finding: Finding) -> list[int]:
 def test_the_rank_that_never_came_is_named_with_what_it_does(how: dict[str, object], says: str) -> None:
     others = (waiting(0, 4, 12), waiting(2, 4, 12), waiting(3, 4, 12))
     finding = found(absent(1, 4, 11, **how), *others)
-    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, FindingKind.ABSENT)
     reason = finding.blamed[0].reason
     assert says in reason
     assert "ranks 0, 2 and 3 have waited for it for 3.2 s in all_reduce #12 (1,000 x float32)" in reason
@@ -203,7 +203,7 @@ def test_what_only_the_recorders_have_seen_names_the_one_that_did_not_come() -> 
     finding = found(
         in_backward(0, 61, waits=True), in_backward(1, 60, waits=False), in_backward(2, 61, waits=True)
     )
-    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, FindingKind.ABSENT)
     told = "ranks 0 and 2 have waited for it for 3.2 s in all_reduce #61 (1,000 x float32); its last collective is #60"
     assert told in finding.blamed[0].reason
 
@@ -221,7 +221,7 @@ def test_a_recorder_that_was_not_heard_leaves_everything_to_the_pages() -> None:
     """The two ways to number must not be mixed."""
     silent = unseen(1, RankPhase.BACKWARD, 40)
     finding = found(in_backward(0, 61, waits=True), silent, in_backward(2, 61, waits=True))
-    assert (finding.kind, finding.certain) == (Kind.ALIKE, False)
+    assert (finding.kind, finding.certain) == (FindingKind.ALIKE, False)
     stopped = found(
         in_backward(0, 61, waits=True), replace(silent, process="T"), in_backward(2, 61, waits=True)
     )
@@ -248,7 +248,7 @@ def test_a_recorder_that_has_forgotten_a_group_says_nothing_of_it() -> None:
 def test_the_minority_that_entered_something_else_is_named_and_what_it_was() -> None:
     odd = replace(waiting(2, 4, 9), calls=(call(9, numel=10),))
     finding = found(waiting(0, 4, 9), waiting(1, 4, 9), odd, waiting(3, 4, 9))
-    assert (blamed(finding), finding.certain, finding.kind) == ([2], True, Kind.DESYNC)
+    assert (blamed(finding), finding.certain, finding.kind) == ([2], True, FindingKind.DESYNC)
     expected = (
         "entered all_reduce #9 (10 x float32), while ranks 0, 1 and 3 entered all_reduce #9 (1,000 x float32)"
     )
@@ -260,7 +260,7 @@ def test_a_broadcast_from_another_root_is_another_one() -> None:
         replace(waiting(r, 3, 9), calls=(call(9, op="broadcast", peer=int(r == 1)),)) for r in range(3)
     ]
     finding = found(*reports)
-    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.DESYNC)
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, FindingKind.DESYNC)
     reason = finding.blamed[0].reason
     assert reason.startswith(
         "entered broadcast #9 (1,000 x float32) from rank 1, while ranks 0 and 2 entered"
@@ -288,7 +288,7 @@ def test_two_groups_entered_in_another_order() -> None:
         return replace(report, groups=(*report.groups, GroupView(other, 4, "0-3", 0, 0)))
 
     finding = found(*(first_in(rank, "a", "b") for rank in (0, 1, 3)), first_in(2, "b", "a"))
-    assert (finding.kind, blamed(finding), finding.certain) == (Kind.DEADLOCK, [2], True)
+    assert (finding.kind, blamed(finding), finding.certain) == (FindingKind.DEADLOCK, [2], True)
     assert "ranks 0 and 2 wait for each other in a cycle" in finding.blamed[0].reason
     pair = [replace(first_in(0, "a", "b")), first_in(1, "b", "a")]
     groups = {0: ("a", 1), 1: ("b", 1)}
@@ -297,7 +297,7 @@ def test_two_groups_entered_in_another_order() -> None:
         for s in pair
     ]
     finding = found(*pair)
-    assert (finding.kind, sorted(blamed(finding)), finding.certain) == (Kind.DEADLOCK, [0, 1], False)
+    assert (finding.kind, sorted(blamed(finding)), finding.certain) == (FindingKind.DEADLOCK, [0, 1], False)
 
 
 # --- apart, alike, and nothing -----------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def unseen(rank: int, phase: RankPhase, step: int, **how: object) -> RankReport:
 def test_without_collectives_the_one_that_is_behind_is_named() -> None:
     ahead = [unseen(rank, RankPhase.BACKWARD, 40) for rank in (0, 2)]
     finding = found(*ahead, unseen(1, RankPhase.DATA, 40))
-    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.APART)
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, FindingKind.APART)
     assert "ranks 0 and 2 are in their backward pass (after step 40)" in finding.blamed[0].reason
     assert blamed(found(*ahead, unseen(1, RankPhase.OPTIMIZER, 39, busy=True))) == [1]
     asleep = found(*ahead, unseen(1, RankPhase.FORWARD, 40))
@@ -326,7 +326,7 @@ def test_a_stopped_rank_that_had_entered_is_the_reason() -> None:
 
 def test_all_entered_and_none_finished_blames_nobody() -> None:
     finding = found(*(waiting(rank, 3, 9) for rank in range(3)))
-    assert (finding.kind, finding.certain) == (Kind.ALIKE, False)
+    assert (finding.kind, finding.certain) == (FindingKind.ALIKE, False)
     assert (finding.doubt_about(finding.blamed[0]), finding.suspects) == (Doubt.NO_RANK, ())
     expected = "all ranks have entered all_reduce #9 (1,000 x float32) and none has finished it"
     assert finding.blamed[0].reason.startswith(expected)

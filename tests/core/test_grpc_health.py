@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rendezvous.service.server import LIVE, NOT_SERVING, SERVING, Health
+from rendezvous.service.server import LIVE, NOT_SERVING, SERVING, HealthAnswers
 
 
 @pytest.mark.parametrize("serving", [False, True])
 def test_who_cannot_serve_is_alive_all_the_same(serving: bool) -> None:
-    health = Health(("jobs",))
+    health = HealthAnswers(("jobs",))
     health.set(serving)
     assert health.answer(LIVE) == SERVING
     assert {health.answer(""), health.answer("jobs")} == {SERVING if serving else NOT_SERVING}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.diagnosing.diagnosis import Finding, Kind, diagnose
+from rendezvous.diagnosing.diagnosis import Finding, FindingKind, diagnose
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 
@@ -47,7 +47,7 @@ AWAITED = rank_report(1, 2, 4)
 def test_a_rank_without_a_sign_of_life_that_another_waits_for_hangs(phase: RankPhase) -> None:
     found = verdict(WAITS, replace(AWAITED, phase=phase))
     assert isinstance(found, Finding)
-    assert found.kind in (Kind.ABSENT, Kind.DESYNC)
+    assert found.kind in (FindingKind.ABSENT, FindingKind.DESYNC)
 
 
 @pytest.mark.parametrize("process", ["T", "F", "D"])
@@ -112,7 +112,7 @@ def test_ranks_in_different_collectives_need_no_long_wait() -> None:
     both = inside(0, 2, 5, since_s=10.0), inside(1, 2, 5, "broadcast", since_s=12.0)
     found = verdict(*(replace(each, idle_limit_s=7200.0, stalled_s=0.0, idle_s=0.0) for each in both))
     assert isinstance(found, Finding)
-    assert found.kind is Kind.DESYNC
+    assert found.kind is FindingKind.DESYNC
     short = verdict(both[0], inside(1, 2, 5, "broadcast", since_s=9.0))
     assert isinstance(short, type(None))
 
@@ -137,7 +137,7 @@ def test_a_cycle_of_waits_needs_the_whole_limit() -> None:
     assert isinstance(verdict(receives(0, 300.0), receives(1, 300.0)), type(None))
     found = verdict(receives(0, LONG), receives(1, LONG))
     assert isinstance(found, Finding)
-    assert found.kind is Kind.DEADLOCK
+    assert found.kind is FindingKind.DEADLOCK
 
 
 def test_one_that_ended_with_0_is_never_named() -> None:

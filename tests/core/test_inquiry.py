@@ -8,13 +8,13 @@ import pytest
 
 from launcher.exchange import (
     AbortGroups,
+    AgentPhase,
     Grace,
     GraceOver,
     Inspected,
     InspectLast,
     InspectRanks,
     LastInspected,
-    Phase,
     RankEnded,
     Send,
     SignalRanks,
@@ -42,8 +42,8 @@ from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Decisi
 
 AGENT = AgentId("a", "1")
 MINE = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 4, 0, 3, "a")
-RUNNING = Supervision(AGENT, Phase.RUNNING, MINE, live=(0, 1))
-STOPPING = replace(RUNNING, phase=Phase.STOPPING, over=True, stop_signal=SIGTERM)
+RUNNING = Supervision(AGENT, AgentPhase.RUNNING, MINE, live=(0, 1))
+STOPPING = replace(RUNNING, phase=AgentPhase.STOPPING, over=True, stop_signal=SIGTERM)
 CAUSE = Cause("a", 1, 1, FailureClass.HANG, "stands still", 124)
 REPORTS = (RankReport(0), RankReport(1))
 

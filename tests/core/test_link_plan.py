@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.preflight.checkup import Grade
 from launcher.preflight.link_plan import (
     Baseline,
-    Link,
+    MeasuredLink,
     better_of,
     checks_of,
     in_rounds,
@@ -49,7 +49,7 @@ def network(n, seed, slow=lambda pair: False, how="rate"):
         if slow(pair):
             there, rtt = (there / 5, rtt) if how == "rate" else (there, rtt + 0.005)
         problem = "no answer" if slow(pair) and how == "cut" else ""
-        links.append(Link(pair, there, back, rtt, problem))
+        links.append(MeasuredLink(pair, there, back, rtt, problem))
     return links
 
 
@@ -137,7 +137,7 @@ def test_on_a_sound_network_nobody_is_suspected(n, seed):
 
 
 def test_two_nodes_have_nobody_to_be_compared_with():
-    links = [Link((1, 0), 1e8, 1e8, 0.001)]
+    links = [MeasuredLink((1, 0), 1e8, 1e8, 0.001)]
     assert suspects(links, apart(2)) == ()
     (check,) = checks_of(0, judge(links, apart(2)), names(2))
     assert check.grade is Grade.OK
@@ -145,7 +145,7 @@ def test_two_nodes_have_nobody_to_be_compared_with():
 
 
 def test_a_network_that_is_slow_as_a_whole_blames_no_node():
-    links = [Link(pair, 20e6, 20e6, 0.001) for pair in pairs_of(4)]
+    links = [MeasuredLink(pair, 20e6, 20e6, 0.001) for pair in pairs_of(4)]
     found = judge(links, apart(4))
     assert found.nodes == ()
     checks = [checks_of(rank, found, names(4)) for rank in range(4)]
@@ -157,12 +157,12 @@ def test_a_network_that_is_slow_as_a_whole_blames_no_node():
 def test_agents_on_one_host_do_not_measure_a_network_but_miss_each_other_all_the_same():
     hosts = {0: "a", 1: "a", 2: "b"}
     loopback, quick, slow = (
-        Link((1, 0), 90e9, 90e9, 1e-5),
-        Link((2, 0), 9e9, 9e9, 1e-4),
-        Link((2, 1), 9e9, 9e9, 1e-4),
+        MeasuredLink((1, 0), 90e9, 90e9, 1e-5),
+        MeasuredLink((2, 0), 9e9, 9e9, 1e-4),
+        MeasuredLink((2, 1), 9e9, 9e9, 1e-4),
     )
     assert judge([loopback, quick, slow], hosts).baseline == Baseline(9e9, 1e-4)
-    found = judge([Link((1, 0), problem="no answer"), quick, slow], hosts)
+    found = judge([MeasuredLink((1, 0), problem="no answer"), quick, slow], hosts)
     assert [link.pair for link in found.links] == [(1, 0)]
     (check,) = checks_of(0, judge([loopback], {0: "a", 1: "a"}), names(2))
     assert (check.grade, check.found) == (Grade.SKIPPED, "all nodes are on one host")
@@ -170,7 +170,8 @@ def test_agents_on_one_host_do_not_measure_a_network_but_miss_each_other_all_the
 
 def test_of_a_broken_link_one_end_gives_way_and_both_know():
     links = [
-        Link(pair, 9e9, 9e9, 1e-4, "no answer" if pair in ((1, 3), (3, 1)) else "") for pair in pairs_of(4)
+        MeasuredLink(pair, 9e9, 9e9, 1e-4, "no answer" if pair in ((1, 3), (3, 1)) else "")
+        for pair in pairs_of(4)
     ]
     found = judge(links, apart(4))
     first = [checks_of(rank, found, names(4))[0] for rank in range(4)]
@@ -183,18 +184,18 @@ def test_of_a_broken_link_one_end_gives_way_and_both_know():
 
 def test_a_node_is_left_out_only_if_it_is_slow_enough_to_be_better_off_without():
     best = Baseline(10 * GBIT, 1e-4)
-    assert not is_bad(Link((0, 1), 2.5 * GBIT, 9 * GBIT, 1e-4), best)
-    assert is_bad(Link((0, 1), 1.5 * GBIT, 9 * GBIT, 1e-4), best)
-    assert not is_bad(Link((0, 1), 9 * GBIT, 9 * GBIT, 0.005), best)
-    assert is_bad(Link((0, 1), 9 * GBIT, 9 * GBIT, 0.05), best)
+    assert not is_bad(MeasuredLink((0, 1), 2.5 * GBIT, 9 * GBIT, 1e-4), best)
+    assert is_bad(MeasuredLink((0, 1), 1.5 * GBIT, 9 * GBIT, 1e-4), best)
+    assert not is_bad(MeasuredLink((0, 1), 9 * GBIT, 9 * GBIT, 0.005), best)
+    assert is_bad(MeasuredLink((0, 1), 9 * GBIT, 9 * GBIT, 0.05), best)
 
 
 def test_a_second_measurement_acquits_and_does_not_accuse():
     disturbed, quiet, failed = (
-        Link((0, 1), 1e9, 1e9, 0.01),
-        Link((0, 1), 9e9, 8e9, 0.02),
-        Link((0, 1), problem="no answer"),
+        MeasuredLink((0, 1), 1e9, 1e9, 0.01),
+        MeasuredLink((0, 1), 9e9, 8e9, 0.02),
+        MeasuredLink((0, 1), problem="no answer"),
     )
-    assert better_of(disturbed, quiet) == Link((0, 1), 9e9, 8e9, 0.01)
-    assert better_of(quiet, disturbed) == Link((0, 1), 9e9, 8e9, 0.01)
+    assert better_of(disturbed, quiet) == MeasuredLink((0, 1), 9e9, 8e9, 0.01)
+    assert better_of(quiet, disturbed) == MeasuredLink((0, 1), 9e9, 8e9, 0.01)
     assert better_of(failed, quiet) == better_of(quiet, failed) == quiet

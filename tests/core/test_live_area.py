@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.output.live_area import Block, Size, drawn, erased, wraps_anew
-from launcher.output.screen import Row, cells_of
+from launcher.output.live_area import LiveBlock, Size, drawn, erased, wraps_anew
+from launcher.output.screen import ScreenRow, cells_of
 
 LABEL = tuple(cells_of("[n0:0] ", "36", 0))
 SIZE = Size(40, 10)
 
 
-def row(text: str, style: str = "") -> Row:
-    return Row(tuple(cells_of(text, style, 0)))
+def row(text: str, style: str = "") -> ScreenRow:
+    return ScreenRow(tuple(cells_of(text, style, 0)))
 
 
-def bars(*texts: str) -> Block:
-    return Block(LABEL, tuple(row(text) for text in texts))
+def bars(*texts: str) -> LiveBlock:
+    return LiveBlock(LABEL, tuple(row(text) for text in texts))
 
 
 class Seen:
@@ -43,7 +43,7 @@ class Seen:
 
 
 def test_bars_stand_above_the_status() -> None:
-    area = drawn((bars("epoch 1", "step 7"), Block(LABEL, ())), "2 ranks\nrunning", SIZE, True)
+    area = drawn((bars("epoch 1", "step 7"), LiveBlock(LABEL, ())), "2 ranks\nrunning", SIZE, True)
     assert Seen().feed(area).text == ["[n0:0] epoch 1", "[n0:0] step 7", "2 ranks running"]
     assert drawn((), "", SIZE, True) == b""
     assert drawn((), "status", SIZE, True) == b"status"
@@ -101,23 +101,23 @@ def test_nothing_is_erased_where_nothing_was_drawn() -> None:
 
 
 def test_a_wide_character_is_cut_as_a_whole_and_a_tab_is_blank() -> None:
-    assert drawn((Block((), (row("aa漢b"),)),), "", Size(8, 9), True) == b"aa "
-    assert drawn((Block((), (row("a\t漢"),)),), "", SIZE, True) == "a       漢".encode()
+    assert drawn((LiveBlock((), (row("aa漢b"),)),), "", Size(8, 9), True) == b"aa "
+    assert drawn((LiveBlock((), (row("a\t漢"),)),), "", SIZE, True) == "a       漢".encode()
 
 
 @pytest.mark.parametrize(("is_colored", "wanted"), [(True, b"\x1b[31mbar\x1b[0m"), (False, b"bar")])
 def test_colours_are_shown_if_wanted(is_colored: bool, wanted: bytes) -> None:
-    assert drawn((Block((), (row("bar", "31"),)),), "", SIZE, is_colored) == wanted
+    assert drawn((LiveBlock((), (row("bar", "31"),)),), "", SIZE, is_colored) == wanted
 
 
 def test_a_prompt_is_alone_with_the_cursor_where_the_rank_has_put_it() -> None:
-    prompt = Block(LABEL, (), row("(Pdb) p x"), column=8)
+    prompt = LiveBlock(LABEL, (), row("(Pdb) p x"), column=8)
     seen = Seen().feed(drawn((bars("50%"), prompt), "status", SIZE, True))
     assert seen.text == ["[n0:0] (Pdb) p x"]
     assert seen.screen.cursor.x == len("[n0:0] (Pdb) p ")
-    at_its_end = drawn((Block(LABEL, (), row("(Pdb) "), column=6),), "", SIZE, False)
+    at_its_end = drawn((LiveBlock(LABEL, (), row("(Pdb) "), column=6),), "", SIZE, False)
     assert at_its_end == b"[n0:0] (Pdb) "
 
 
 def test_control_characters_of_eight_bits_are_not_drawn() -> None:
-    assert drawn((Block((), (row("a\u009b31mb"),)),), "", SIZE, True) == b"a31mb"
+    assert drawn((LiveBlock((), (row("a\u009b31mb"),)),), "", SIZE, True) == b"a31mb"

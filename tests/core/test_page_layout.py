@@ -116,7 +116,7 @@ def test_what_a_dead_writer_left_half_written_is_not_believed() -> None:
     assert view_of(another).message == ""
 
 
-def view_of(seen: page.Snapshot, now_ns: int = 10**12) -> RankView:
+def view_of(seen: page.PageCopy, now_ns: int = 10**12) -> RankView:
     return page.view(seen, now_ns, 3, ProcessView())
 
 

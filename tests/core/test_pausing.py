@@ -13,6 +13,7 @@ from launcher.exchange import (
     AbortGroups,
     Action,
     AgentEvent,
+    AgentPhase,
     CannotHeal,
     Finish,
     Grace,
@@ -21,7 +22,6 @@ from launcher.exchange import (
     Isolated,
     OpenStore,
     PauseRanks,
-    Phase,
     RankEnded,
     RankHeals,
     RankParked,
@@ -132,7 +132,7 @@ def test_ranks_are_paused_then_swept_around_and_reported() -> None:
     assert actions == (Sweep(1, kept=(0, 1)),)
     state, actions = step(state, Swept(1))
     assert actions == (Send(AgentStopped(AGENT, 1, parked=(0, 1))),)
-    assert (state.phase, state.live, state.parked) == (Phase.JOINING, (0, 1), (0, 1))
+    assert (state.phase, state.live, state.parked) == (AgentPhase.JOINING, (0, 1), (0, 1))
 
 
 def test_parked_ranks_continue_and_the_missing_ones_are_started() -> None:
@@ -217,7 +217,7 @@ def test_if_nobody_reports_a_failure_the_parked_rank_does() -> None:
     assert isinstance(action.message, RankFailed)
     cause = action.message.cause
     assert (cause.rank, cause.local_rank, cause.failure) == (1, 1, FailureClass.CONSEQUENCE)
-    assert state.phase is Phase.RUNNING
+    assert state.phase is AgentPhase.RUNNING
 
 
 # --- parked ranks without a place -------------------------------------------------------------------------
@@ -239,14 +239,16 @@ LOST = (
 def test_parked_ranks_that_have_no_place_are_stopped_first(fact: AgentEvent) -> None:
     state, actions = step(PARKED, fact)
     assert tuple(each for each in actions if not isinstance(each, Send)) == ALL_STOP
-    assert state.phase is Phase.STOPPING
+    assert state.phase is AgentPhase.STOPPING
     state, actions = run(state, GraceOver(1))
     assert actions == [SignalRanks(SIGKILL)]
     state, actions = run(state, RankEnded(1, 0, None), RankEnded(1, 1, None))
     assert actions == [Sweep(1)]
     state, actions = step(state, Swept(1))
     assert (state.live, state.parked) == ((), ())
-    assert state.phase is (Phase.DONE if any(isinstance(a, Finish) for a in actions) else Phase.JOINING)
+    assert state.phase is (
+        AgentPhase.DONE if any(isinstance(a, Finish) for a in actions) else AgentPhase.JOINING
+    )
 
 
 def test_a_plain_restart_that_overtakes_parked_ranks_begins_after_they_have_ended() -> None:
@@ -389,7 +391,7 @@ def test_a_world_that_is_sealed_during_the_sweep_keeps_the_paused_ranks() -> Non
     state, actions = step(SWEEPING, in_place())
     assert actions == ()
     state, _ = step(state, Swept(1))
-    assert (state.phase, state.parked, state.generation) == (Phase.JOINING, (0, 1), 2)
+    assert (state.phase, state.parked, state.generation) == (AgentPhase.JOINING, (0, 1), 2)
 
 
 def test_the_end_of_a_kept_rank_counts_whatever_generation_its_report_names() -> None:
@@ -444,7 +446,7 @@ def test_parked_ranks_are_never_forgotten(state: Supervision, facts: list[AgentE
         state, actions = step(state, fact)
         for action in actions:
             _check(action, state, running)
-        if state.phase in (Phase.JOINING, Phase.DONE):
+        if state.phase in (AgentPhase.JOINING, AgentPhase.DONE):
             assert set(state.live) == set(state.parked)
         assert set(state.parked) <= set(state.live)
         assert running == set(state.live)

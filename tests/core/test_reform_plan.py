@@ -4,51 +4,65 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.groups.reform_plan import END, Announced, CannotReform, Group, Place, new_groups, objection
+from ddp.groups.reform_plan import (
+    END,
+    Announced,
+    CannotReform,
+    GroupMembers,
+    WorldPlace,
+    new_groups,
+    objection,
+)
 
-WORLD = Group("0", (0, 1, 2))
-EVERYBODY = Group("1", (0, 1, 2))
-PAIR = Group("2", (0, 1))
+WORLD = GroupMembers("0", (0, 1, 2))
+EVERYBODY = GroupMembers("1", (0, 1, 2))
+PAIR = GroupMembers("2", (0, 1))
 
 
 def test_in_a_world_of_the_same_size_every_group_keeps_its_ranks() -> None:
     groups = [WORLD, EVERYBODY, PAIR]
-    assert new_groups(groups, 3, Place(1, 3), Place(1, 3)) == groups
+    assert new_groups(groups, 3, WorldPlace(1, 3), WorldPlace(1, 3)) == groups
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_group_of_all_ranks_has_all_ranks_of_a_world_of_another_size(size: int) -> None:
-    found = new_groups([WORLD, EVERYBODY], 2, Place(0, 3), Place(0, size))
+    found = new_groups([WORLD, EVERYBODY], 2, WorldPlace(0, 3), WorldPlace(0, size))
     assert [group.ranks for group in found] == [tuple(range(size))] * 2
     assert [group.name for group in found] == ["0", "1"]
 
 
 def test_a_survivor_may_get_another_rank_if_it_is_a_member_of_the_same_groups() -> None:
     groups = [WORLD, EVERYBODY, PAIR]
-    assert new_groups(groups, 3, Place(0, 3), Place(1, 3)) == groups
+    assert new_groups(groups, 3, WorldPlace(0, 3), WorldPlace(1, 3)) == groups
 
 
-HASHED = Group("9f86d081", (0, 1, 2))
-SPLIT = Group("3", (0, 1, 2), is_split=True)
+HASHED = GroupMembers("9f86d081", (0, 1, 2))
+SPLIT = GroupMembers("3", (0, 1, 2), is_split=True)
 UNKNOWN = [
     (
         [WORLD, EVERYBODY, PAIR],
         3,
-        Place(0, 3),
-        Place(0, 2),
+        WorldPlace(0, 3),
+        WorldPlace(0, 2),
         r"the group 2 has the ranks \[0, 1\] of 3, and the world now has 2",
     ),
-    ([WORLD], 2, Place(2, 3), Place(1, 2), "there are groups of which this rank is not a member"),
-    ([WORLD, HASHED], 1, Place(0, 3), Place(0, 4), "the name of the group 9f86d081 depends on its ranks"),
-    ([WORLD, EVERYBODY, PAIR], 3, Place(0, 3), Place(2, 3), "rank 0 has become rank 2"),
-    ([WORLD], 2, Place(0, 3), Place(2, 3), "rank 0 has become rank 2"),
-    ([WORLD, SPLIT], 4, Place(0, 3), Place(0, 3), "the group 3 was split from the default group"),
+    ([WORLD], 2, WorldPlace(2, 3), WorldPlace(1, 2), "there are groups of which this rank is not a member"),
+    (
+        [WORLD, HASHED],
+        1,
+        WorldPlace(0, 3),
+        WorldPlace(0, 4),
+        "the name of the group 9f86d081 depends on its ranks",
+    ),
+    ([WORLD, EVERYBODY, PAIR], 3, WorldPlace(0, 3), WorldPlace(2, 3), "rank 0 has become rank 2"),
+    ([WORLD], 2, WorldPlace(0, 3), WorldPlace(2, 3), "rank 0 has become rank 2"),
+    ([WORLD, SPLIT], 4, WorldPlace(0, 3), WorldPlace(0, 3), "the group 3 was split from the default group"),
 ]
 
 
 @pytest.mark.parametrize(("groups", "n_names", "before", "now", "said"), UNKNOWN)
 def test_what_only_the_script_knows_is_refused(
-    groups: list[Group], n_names: int, before: Place, now: Place, said: str
+    groups: list[GroupMembers], n_names: int, before: WorldPlace, now: WorldPlace, said: str
 ) -> None:
     with pytest.raises(CannotReform, match=said):
         new_groups(groups, n_names, before, now)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.answers.restart_clock import (
-    Clock,
+    RestartClock,
     failed,
     forked,
     looked,
@@ -26,9 +26,9 @@ def view(rank: int, step: int, **more: object) -> RankView:
     return replace(plain, last_step_s=0.5 * (step > 0), mean_step_s=0.5 * (step > 1), **more)  # type: ignore[arg-type]
 
 
-def restarted() -> Clock:
+def restarted() -> RestartClock:
     """Fails at 100 with 4 steps; new processes at 104."""
-    clock = failed(Clock(), 100.0)
+    clock = failed(RestartClock(), 100.0)
     clock = failed(clock, 100.5)  # the first one counts
     clock = stop_ordered(clock, 101.0, [view(0, 4), view(1, 3)])
     clock = failed(clock, 101.5)  # because of the stop
@@ -56,13 +56,13 @@ def test_a_late_look_finds_the_same_moments() -> None:
 
 
 def test_the_first_start_is_no_restart() -> None:
-    clock = started(Clock(), 5.0, 1, [])
+    clock = started(RestartClock(), 5.0, 1, [])
     assert clock.is_complete
     assert looked(forked(clock, 6.0), 9.0, [view(0, 3)]) == clock
 
 
 def test_a_node_whose_ranks_did_not_fail_does_not_know_when_the_failure_was() -> None:
-    clock = stopped(stop_ordered(Clock(), 10.0, [view(0, 7)]), 11.0)
+    clock = stopped(stop_ordered(RestartClock(), 10.0, [view(0, 7)]), 11.0)
     assert (times(clock).detect_s, times(clock).stop_s) == (None, 1.0)
 
 
@@ -78,7 +78,7 @@ def test_a_failure_before_the_redo_ended_begins_anew() -> None:
 
 
 def test_ranks_that_keep_their_processes_count_their_steps_from_there() -> None:
-    clock = stopped(stop_ordered(Clock(), 10.0, [view(0, 7), view(1, 7)]), 11.0)
+    clock = stopped(stop_ordered(RestartClock(), 10.0, [view(0, 7), view(1, 7)]), 11.0)
     clock = started(clock, 12.0, 2, [view(0, 7), view(1, 7)])
     clock = looked(clock, 12.5, [view(0, 7, step_s=3.0), view(1, 7, step_s=3.0)])
     assert (clock.begun_at, clock.stepped_at) == (12.0, None)

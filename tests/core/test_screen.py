@@ -20,8 +20,8 @@ from launcher.output.screen import (
     ROWS_LIMIT,
     SETTLE_S,
     RedrawnRows,
-    Row,
     Screen,
+    ScreenRow,
     cells_of,
     rendered,
     restyled,
@@ -235,7 +235,7 @@ def test_the_screen_is_that_of_a_terminal(pieces: list[str]) -> None:
     theirs = pyte.Screen(200, ROWS_LIMIT)
     theirs.set_mode(pyte.modes.LNM)
     pyte.Stream(theirs).feed(written)
-    rank = Rank(StreamView(screen=Screen(rows=(Row(),), redrawn=NEVER_DONE)))
+    rank = Rank(StreamView(screen=Screen(rows=(ScreenRow(),), redrawn=NEVER_DONE)))
     rank.write(*(piece.encode() for piece in pieces))
     rows = [lines.without_color(row.line()).decode() for row in rank.view.screen.rows]
     ours = [unicodedata.normalize("NFC", row).expandtabs(8).rstrip() for row in rows]
@@ -407,7 +407,7 @@ def test_a_wide_character_that_is_cut_leaves_a_blank() -> None:
     assert shown("漢漢\rx\n".encode()) == "x 漢\n".encode()
     for cut in (("e\u0301",), ("e", "\u0301")):
         assert shown(b"\x1b[m", *(each.encode() for each in cut)) == "e\u0301\n".encode()
-    assert Row(tuple(cells_of("\u0301e", "", 0))).line() == "\u0301e".encode()
+    assert ScreenRow(tuple(cells_of("\u0301e", "", 0))).line() == "\u0301e".encode()
 
 
 # --- prompts -------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def test_a_bar_without_end_holds_only_its_latest_state() -> None:
 
 def test_a_screen_that_shows_nothing_leaves_nothing() -> None:
     assert screen.finish(Screen()) == b""
-    assert screen.finish(Screen(rows=(Row(),))) == b""
+    assert screen.finish(Screen(rows=(ScreenRow(),))) == b""
 
 
 # --- more than anybody can read, and bytes that are no text ----------------------------------------------

@@ -12,16 +12,16 @@ from rendezvous.client.session_rules import (
     CloseRequested,
     ContactChanged,
     Deliver,
-    Link,
     MessageSent,
     OpenStream,
     Pause,
     PauseEnded,
-    Received,
+    ReceivedMessage,
     SessionEvent,
     SessionState,
     StreamEnded,
     StreamFailed,
+    StreamState,
     Write,
     patience,
     step,
@@ -57,7 +57,7 @@ def after(state: SessionState, *events: SessionEvent, at: float = 0.0) -> tuple[
 
 
 JOINED = after(NEW, MessageSent(JOIN))[0]
-RUNNING = after(JOINED, Received(Assigned(MINE)))[0]
+RUNNING = after(JOINED, ReceivedMessage(Assigned(MINE)))[0]
 
 
 def opened(effects: tuple) -> OpenStream:
@@ -85,7 +85,7 @@ def test_what_is_said_between_streams_is_kept_for_the_next_one() -> None:
 
 
 def test_a_service_that_repeats_an_assignment_gets_the_reports_again() -> None:
-    _, effects = after(RUNNING, MessageSent(DONE), Received(Assigned(MINE)))
+    _, effects = after(RUNNING, MessageSent(DONE), ReceivedMessage(Assigned(MINE)))
     assert effects == (Write((DONE,)), Deliver(Assigned(MINE)))
 
 
@@ -96,21 +96,21 @@ def test_a_stopped_node_no_longer_claims_its_place() -> None:
 
 def test_a_stop_of_an_older_generation_takes_no_place_away() -> None:
     """As a replica says it that was deposed and has not noticed."""
-    stale = Received(Stop(2, Decision(DecisionKind.RESTART, "again", 2)))
+    stale = ReceivedMessage(Stop(2, Decision(DecisionKind.RESTART, "again", 2)))
     _, effects = after(RUNNING, stale, StreamEnded(), PauseEnded())
     assert opened(effects).messages == (replace(JOIN, generation=3, running=MINE),)
 
 
 def test_contact_is_reported_once_per_stream_that_worked() -> None:
-    state, effects = after(JOINED, Received(WAITING))
+    state, effects = after(JOINED, ReceivedMessage(WAITING))
     assert effects == (ContactChanged(True), Deliver(WAITING))
-    assert after(state, Received(WAITING))[1] == (Deliver(WAITING),)
+    assert after(state, ReceivedMessage(WAITING))[1] == (Deliver(WAITING),)
     assert after(state, StreamEnded())[1][0] == ContactChanged(False)
     assert not [e for e in after(JOINED, StreamEnded())[1] if isinstance(e, ContactChanged)]
 
 
 def test_a_redirect_is_followed_unless_its_address_fell_silent() -> None:
-    redirect = Received(Redirect("y:1", 0.2, "the job lives there"))
+    redirect = ReceivedMessage(Redirect("y:1", 0.2, "the job lives there"))
     state, effects = after(JOINED, redirect, StreamEnded())
     assert effects == (Pause(0.2, pytest.approx(0.3)),)
     state, effects = after(state, PauseEnded())
@@ -131,7 +131,7 @@ def test_pauses_grow_with_each_round_of_failures_and_start_over_after_a_success(
         state, _ = after(state, PauseEnded())
     assert pauses[:5] == [0.05, 0.1, 0.1, 0.2, 0.2]
     assert pauses[-1] == 5.0
-    assert after(state, Received(WAITING), StreamEnded())[1][-1] == Pause(pytest.approx(0.01), 0.05)
+    assert after(state, ReceivedMessage(WAITING), StreamEnded())[1][-1] == Pause(pytest.approx(0.01), 0.05)
 
 
 def test_patience_doubles_with_streams_that_stay_silent_and_recovers_within_a_minute() -> None:
@@ -154,7 +154,9 @@ def test_an_elastic_job_that_may_grow_can_be_asked_at_once() -> None:
 
 
 def test_a_link_that_worked_and_fell_silent_is_tried_again_quickly() -> None:
-    state, effects = after(JOINED, Received(WAITING), StreamFailed("ping timeout", silent=True), PauseEnded())
+    state, effects = after(
+        JOINED, ReceivedMessage(WAITING), StreamFailed("ping timeout", silent=True), PauseEnded()
+    )
     assert opened(effects).connect_s < CONNECT_S
     assert patience(state) == PATIENCE_S
 
@@ -187,7 +189,7 @@ def test_an_unreachable_service_is_mentioned_early_and_given_up_late() -> None:
     assert [type(e) for e in effects] == [Pause]
     state, effects = after(state, PauseEnded(), refused, at=61.0)
     assert [e.message.exit_code for e in effects] == [75]
-    assert state.link is Link.OVER
+    assert state.link is StreamState.OVER
 
 
 def test_a_tls_problem_at_every_endpoint_is_given_up_sooner() -> None:
@@ -195,12 +197,12 @@ def test_a_tls_problem_at_every_endpoint_is_given_up_sooner() -> None:
     state, effects = after(JOINED, tls, PauseEnded(), tls, at=21.0)
     assert effects == (Deliver(Refused("it does not speak TLS", 77)),)
     state, _ = after(JOINED, tls, PauseEnded(), StreamFailed("unavailable"), at=21.0)
-    assert state.link is Link.PAUSING
+    assert state.link is StreamState.PAUSING
 
 
 def test_who_was_reached_once_is_never_given_up() -> None:
     state, _ = after(RUNNING, StreamFailed("connection refused"), at=1e6)
-    assert state.link is Link.PAUSING
+    assert state.link is StreamState.PAUSING
 
 
 @pytest.mark.parametrize("may_recover", [False, True])
@@ -208,29 +210,35 @@ def test_a_refusal_ends_the_session_unless_it_may_be_cured_later(may_recover: bo
     refusal = StreamFailed("no", refused=REFUSED, may_recover=may_recover)
     assert after(JOINED, refusal)[1] == (Deliver(REFUSED),)
     state, _ = after(RUNNING, refusal)
-    assert state.link is (Link.PAUSING if may_recover else Link.OVER)
+    assert state.link is (StreamState.PAUSING if may_recover else StreamState.OVER)
 
 
 def test_closing_delivers_what_was_said_and_opens_no_stream_after_that() -> None:
-    assert after(NEW, CloseRequested())[0].link is Link.OVER
+    assert after(NEW, CloseRequested())[0].link is StreamState.OVER
     state, effects = after(RUNNING, CloseRequested())
-    assert (state.link, effects) == (Link.STREAMING, ())
-    assert after(state, StreamEnded())[0].link is Link.OVER
+    assert (state.link, effects) == (StreamState.STREAMING, ())
+    assert after(state, StreamEnded())[0].link is StreamState.OVER
     state, effects = after(RUNNING, StreamFailed("reset"), CloseRequested(), PauseEnded())
     assert isinstance(effects[0], OpenStream)
 
 
 def test_events_of_another_state_change_nothing() -> None:
-    over = replace(RUNNING, link=Link.OVER)
-    pausing = replace(RUNNING, link=Link.PAUSING)
-    for event in (MessageSent(DONE), Received(WAITING), StreamEnded(), StreamFailed("x"), PauseEnded()):
+    over = replace(RUNNING, link=StreamState.OVER)
+    pausing = replace(RUNNING, link=StreamState.PAUSING)
+    for event in (
+        MessageSent(DONE),
+        ReceivedMessage(WAITING),
+        StreamEnded(),
+        StreamFailed("x"),
+        PauseEnded(),
+    ):
         assert step(over, event, 0.0) == (over, ())
-    for event in (Received(WAITING), StreamEnded(), StreamFailed("x")):
+    for event in (ReceivedMessage(WAITING), StreamEnded(), StreamFailed("x")):
         assert step(pausing, event, 0.0) == (pausing, ())
     assert step(RUNNING, PauseEnded(), 0.0) == (RUNNING, ())
 
 
-HEALING = after(JOINED, Received(Assigned(replace(MINE, can_heal=True))))[0]
+HEALING = after(JOINED, ReceivedMessage(Assigned(replace(MINE, can_heal=True))))[0]
 
 
 def test_a_service_of_the_release_before_does_not_get_a_message_that_it_would_reject() -> None:

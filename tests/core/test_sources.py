@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.health.node_health import Health, NodeReading, evaluate
+from launcher.health.node_health import HealthState, NodeReading, evaluate
 from launcher.preflight.checkup import Grade, judge_failure, judge_source
 from launcher.settings.values import BadValue, health_ignored, health_sources
-from launcher.sources.findings import Finding, NotUnderstood, Opinion, Severity, findings
+from launcher.sources.findings import HealthFinding, NotUnderstood, Opinion, Severity, findings
 
 UNFIT, WARNING, NOTE = Severity.UNFIT, Severity.WARNING, Severity.NOTE
 
@@ -304,33 +304,33 @@ def test_answers_that_are_not_understood_say_why(answer: str, why: str) -> None:
 @given(st.text(max_size=200) | st.from_regex(r'[\[{]("unfit"|"kind"|:|"Node"|,|\[|\]|[{}]|1|null){0,20}'))
 def test_any_text_is_findings_or_not_understood(text: str) -> None:
     with suppress(NotUnderstood):
-        assert all(isinstance(each, Finding) for each in findings(text, "node7"))
+        assert all(isinstance(each, HealthFinding) for each in findings(text, "node7"))
 
 
 # --- what follows ----------------------------------------------------------------------------------------
 
 
 def test_only_unfit_fails_the_check() -> None:
-    bad, meh = Finding(UNFIT, "GpuMemWatch", "GPU 0 failed"), Finding(WARNING, "cordoned", "")
+    bad, meh = HealthFinding(UNFIT, "GpuMemWatch", "GPU 0 failed"), HealthFinding(WARNING, "cordoned", "")
     assert judge_source("kubernetes", [bad, meh]).grade is Grade.FAIL
     assert judge_source("kubernetes", [bad, meh]).found == "GpuMemWatch: GPU 0 failed; cordoned"
     assert judge_source("kubernetes", [meh]).grade is Grade.WARN
-    assert judge_source("kubernetes", [Finding(NOTE, "X", "")]).grade is Grade.OK
+    assert judge_source("kubernetes", [HealthFinding(NOTE, "X", "")]).grade is Grade.OK
     assert judge_source("kubernetes", []).found == "reports no problem"
     assert judge_failure("kubernetes", "no answer").grade is Grade.WARN
 
 
 def test_findings_that_come_and_go_are_reported_once_each() -> None:
-    def look(*found: Finding, problem: str = "", answered: bool = True) -> tuple[str, ...]:
+    def look(*found: HealthFinding, problem: str = "", answered: bool = True) -> tuple[str, ...]:
         nonlocal health, at
         at += 5.0
         opinion = Opinion("/run/health", found, problem, answered)
         health, news = evaluate(health, NodeReading(at, outside=(opinion,)))
         return news
 
-    health, at = Health(), 0.0
-    three = Finding(UNFIT, "ECC", "GPU 0 has 3 errors", "GPU 0")
-    four = Finding(UNFIT, "ECC", "GPU 0 has 4 errors", "GPU 0")
+    health, at = HealthState(), 0.0
+    three = HealthFinding(UNFIT, "ECC", "GPU 0 has 3 errors", "GPU 0")
+    four = HealthFinding(UNFIT, "ECC", "GPU 0 has 4 errors", "GPU 0")
     assert look(problem="refused", answered=False) == ()  # pre-flight has reported it
     assert look() == ()
     assert look(three) == ("health source /run/health: this node is unfit: ECC: GPU 0 has 3 errors",)

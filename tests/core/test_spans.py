@@ -7,18 +7,18 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.elastic.images.spans import Span, Stored, spans
+from ddp.elastic.images.spans import DeviceSpan, Stored, spans
 
 
 def test_small_tensors_of_the_host_lie_inside_of_a_span() -> None:
     tensors = [Stored(0, 60, "emu:0"), Stored(64, 4, ""), Stored(128, 0, "emu:1"), Stored(128, 10, "emu:0")]
-    assert spans(tensors) == (Span("emu:0", 0, 138),)
+    assert spans(tensors) == (DeviceSpan("emu:0", 0, 138),)
 
 
 def test_large_tensors_of_the_host_and_other_devices_divide_spans() -> None:
     large = 1 << 20
     tensors = [Stored(0, 60, "emu:0"), Stored(64, large, ""), Stored(64 + large, 64, "emu:0")]
-    assert spans(tensors) == (Span("emu:0", 0, 60), Span("emu:0", 64 + large, 128 + large))
+    assert spans(tensors) == (DeviceSpan("emu:0", 0, 60), DeviceSpan("emu:0", 64 + large, 128 + large))
     tensors = [Stored(0, 60, "emu:0"), Stored(64, 64, "emu:1"), Stored(128, 64, "emu:0")]
     assert [each.device for each in spans(tensors)] == ["emu:0", "emu:1", "emu:0"]
     assert spans([Stored(0, large, "")]) == ()

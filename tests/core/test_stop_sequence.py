@@ -10,9 +10,9 @@ from test_supervision import AGENT, KILL, RUNNING, STORE, TERM, assignment, run
 
 from launcher.exchange import (
     AbortGroups,
+    AgentPhase,
     Grace,
     GraceOver,
-    Phase,
     RankEnded,
     Send,
     SignalRanks,
@@ -82,7 +82,9 @@ def test_ctrl_c_on_all_nodes_at_once_is_the_first_signal_of_each() -> None:
 
 
 def test_the_next_generation_begins_as_any() -> None:
-    state = replace(RUNNING, phase=Phase.JOINING, live=(), over=True, is_interrupted=True, is_hurried=True)
+    state = replace(
+        RUNNING, phase=AgentPhase.JOINING, live=(), over=True, is_interrupted=True, is_hurried=True
+    )
     state, _ = run(state, Assigned(assignment(2)), StoreListens(2, STORE), StoreAt(2, STORE))
     state, actions = step(state, Stop(2, Decision(DecisionKind.GROW, "more nodes", 2)))
     assert actions == (SignalRanks(SIGTERM), StartGrace(2))

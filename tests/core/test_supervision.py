@@ -38,7 +38,7 @@ from launcher.exchange import (
 from launcher.supervision import (
     SIGKILL,
     SIGTERM,
-    Phase,
+    AgentPhase,
     Supervision,
     step,
 )
@@ -97,15 +97,15 @@ NEW = Supervision(AGENT)
 SEALED = replace(NEW, assignment=assignment())
 TOLD = replace(SEALED, store_told=True)
 REACHING = replace(NEW, assignment=assignment(node_rank=1), store=STORE)
-RUNNING = replace(TOLD, store=STORE, phase=Phase.RUNNING, live=(0, 1))
+RUNNING = replace(TOLD, store=STORE, phase=AgentPhase.RUNNING, live=(0, 1))
 LAST = replace(RUNNING, live=(1,))
 IDLE = replace(RUNNING, live=())
-STOPPING = replace(RUNNING, phase=Phase.STOPPING, over=True, stop_signal=SIGTERM)
+STOPPING = replace(RUNNING, phase=AgentPhase.STOPPING, over=True, stop_signal=SIGTERM)
 LAST_STOPPING = replace(STOPPING, live=(1,))
 SWEEPING = replace(STOPPING, live=())
 LEAVING = replace(STOPPING, finish=STOPPED)
-REJOINING = replace(SWEEPING, phase=Phase.JOINING)
-DONE = replace(SWEEPING, phase=Phase.DONE, finish=STOPPED)
+REJOINING = replace(SWEEPING, phase=AgentPhase.JOINING)
+DONE = replace(SWEEPING, phase=AgentPhase.DONE, finish=STOPPED)
 
 BROKEN = AbortGroups(1, f"rank {CAUSE.rank} on {CAUSE.node}: {CAUSE.reason}")
 CUT = AbortGroups(1, "cut off")
@@ -261,7 +261,7 @@ def test_table(name: str, fact: AgentEvent, expected: tuple[Action, ...]) -> Non
     if isinstance(fact, RankEnded) and fact.generation == 1:
         assert after.live == tuple(rank for rank in STATES[name].live if rank != fact.local_rank)
     if any(isinstance(action, Finish) for action in actions):
-        assert after.phase is Phase.DONE
+        assert after.phase is AgentPhase.DONE
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -371,7 +371,7 @@ def test_a_stop_signal_always_leads_to_the_end_once_ranks_end(facts: list[AgentE
         *outcome,
         StopRequested(2, "INT"),
     )
-    assert state.phase is Phase.DONE
+    assert state.phase is AgentPhase.DONE
 
 
 JOIN = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "10.0.0.1", 2))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_story import agent, running, spec
 
-from launcher.health.time_ledger import Ledger, Stage
+from launcher.health.time_ledger import LedgerStage, TimeLedger
 from rendezvous.diagnosing import goodput
 from rendezvous.rounds.view import view_of
 from rendezvous.values.events import RankTimesReported
@@ -38,14 +38,14 @@ pages = st.none() | st.builds(
     phase_times=phases,
     totals=st.builds(Totals, repeats=st.booleans(), repeated=phases),
 )
-moves = st.tuples(seconds, st.sampled_from([*Stage, "failed", "resumed", "looked"]), pages)
+moves = st.tuples(seconds, st.sampled_from([*LedgerStage, "failed", "resumed", "looked"]), pages)
 
 
 @given(st.lists(moves, max_size=12), seconds, pages)
 def test_the_classes_add_up_to_the_time_that_has_passed(
-    what: list[tuple[float, Stage | str, RankView | None]], last_s: float, at_last: RankView | None
+    what: list[tuple[float, LedgerStage | str, RankView | None]], last_s: float, at_last: RankView | None
 ) -> None:
-    ledger, now = Ledger(1000.0), 1000.0
+    ledger, now = TimeLedger(1000.0), 1000.0
     for pause_s, move, view in what:
         now += pause_s
         if move == "failed":
@@ -55,7 +55,7 @@ def test_the_classes_add_up_to_the_time_that_has_passed(
         elif move == "looked":
             ledger = ledger.looked(view)
         else:
-            ledger = ledger.moved(Stage(move), now, view)
+            ledger = ledger.moved(LedgerStage(move), now, view)
     spent = ledger.so_far(now + last_s, at_last)
     assert spent.total == pytest.approx(now + last_s - 1000.0, rel=1e-9, abs=1e-6)
     assert all(getattr(spent, name) >= -1e-6 for name in CLASSES)
@@ -77,16 +77,16 @@ TRAINED = page(
 
 
 def test_the_time_of_a_process_is_what_its_page_says_and_the_rest_is_its_start() -> None:
-    ledger = Ledger(0.0).moved(Stage.FORKING, 2.0, None).moved(Stage.RUNNING, 3.0, None)
+    ledger = TimeLedger(0.0).moved(LedgerStage.FORKING, 2.0, None).moved(LedgerStage.RUNNING, 3.0, None)
     spent = ledger.so_far(14.0, TRAINED)
     assert spent == TimeSpent(start=3.0 + 1.0 + 0.5, data=2.0, forward=3.0, communication=4.0, idle=0.5)
     assert ledger.so_far(14.0, RankView(0)) == TimeSpent(start=3.0, idle=11.0)  # it shows nothing
 
 
 def test_a_restart_is_lost_part_by_part() -> None:
-    ledger = Ledger(0.0, Stage.RUNNING).failed(10.5, TRAINED)
-    ledger = ledger.moved(Stage.JOINING, 12.0, None).moved(Stage.FORKING, 15.0, None)
-    ledger = ledger.moved(Stage.RUNNING, 15.25, None)
+    ledger = TimeLedger(0.0, LedgerStage.RUNNING).failed(10.5, TRAINED)
+    ledger = ledger.moved(LedgerStage.JOINING, 12.0, None).moved(LedgerStage.FORKING, 15.0, None)
+    ledger = ledger.moved(LedgerStage.RUNNING, 15.25, None)
     again = page((RankPhase.STARTING, 2.0), (RankPhase.FORWARD, 8.0), totals=Totals(repeats=True))
     spent = ledger.so_far(25.25, again)
     lost = {name: getattr(spent, name) for name in ("detect", "stop", "meet", "fork", "init", "redo")}
@@ -97,18 +97,26 @@ def test_a_restart_is_lost_part_by_part() -> None:
 
 
 def test_a_stop_without_a_failure_takes_nothing_back() -> None:
-    spent = Ledger(0.0, Stage.RUNNING).moved(Stage.STOPPING, 10.5, TRAINED).so_far(11.0, None)
+    spent = TimeLedger(0.0, LedgerStage.RUNNING).moved(LedgerStage.STOPPING, 10.5, TRAINED).so_far(11.0, None)
     assert (spent.detect, spent.stop, spent.communication) == (0.0, 0.5, 4.0)
 
 
 def test_a_rank_that_failed_or_finished_waits_for_what_follows() -> None:
-    failed = Ledger(0.0, Stage.RUNNING).moved(Stage.FAILED, 10.5, TRAINED).failed(12.0, TRAINED)
+    failed = (
+        TimeLedger(0.0, LedgerStage.RUNNING).moved(LedgerStage.FAILED, 10.5, TRAINED).failed(12.0, TRAINED)
+    )
     assert failed.closed.detect == 1.5
-    assert Ledger(0.0, Stage.RUNNING).moved(Stage.FINISHED, 10.5, TRAINED).so_far(20.5, None).waiting == 10.0
+    assert (
+        TimeLedger(0.0, LedgerStage.RUNNING)
+        .moved(LedgerStage.FINISHED, 10.5, TRAINED)
+        .so_far(20.5, None)
+        .waiting
+        == 10.0
+    )
 
 
 def test_a_process_that_was_paused_continues_where_its_page_was() -> None:
-    ledger = Ledger(0.0, Stage.RUNNING).failed(10.5, TRAINED).resumed(20.0, TRAINED)
+    ledger = TimeLedger(0.0, LedgerStage.RUNNING).failed(10.5, TRAINED).resumed(20.0, TRAINED)
     later = page(*TRAINED.phase_times[:3], (RankPhase.COMMUNICATE, 4.0), (RankPhase.BACKWARD, 5.0))
     spent = ledger.so_far(25.0, later)
     assert (spent.stop, spent.backward, spent.forward) == (9.5, 5.0, 3.0)
@@ -124,7 +132,7 @@ def stands(seconds: float, **more: object) -> RankView:
 
 def test_a_forward_that_makes_no_progress_is_not_goodput() -> None:
     """torch waits in C++ there, for ranks that exchange the order of their buckets."""
-    ledger = Ledger(0.0, Stage.RUNNING)
+    ledger = TimeLedger(0.0, LedgerStage.RUNNING)
     standing = ledger.so_far(100.0, stands(97.0))
     assert (standing.forward, standing.waiting, standing.start) == (11.0, 88.0, 1.0)
     hung = ledger.looked(stands(97.0)).failed(100.0, stands(97.0))
@@ -134,7 +142,7 @@ def test_a_forward_that_makes_no_progress_is_not_goodput() -> None:
     went_on = page((RankPhase.STARTING, 1.0), (RankPhase.FORWARD, 99.0), step=2, mean_step_s=50.0)
     assert ledger.looked(went_on).so_far(100.0, went_on).waiting == 88.0
     slow = stands(97.0, mean_step_s=50.0)  # such steps are usual here
-    assert Ledger(0.0, Stage.RUNNING).so_far(100.0, slow).waiting == 0.0
+    assert TimeLedger(0.0, LedgerStage.RUNNING).so_far(100.0, slow).waiting == 0.0
 
 
 def hidden(seconds: float) -> RankView:
@@ -142,11 +150,11 @@ def hidden(seconds: float) -> RankView:
 
 
 def test_communication_behind_computation_is_added_up_over_processes() -> None:
-    ledger = Ledger(0.0, Stage.RUNNING)
+    ledger = TimeLedger(0.0, LedgerStage.RUNNING)
     assert ledger.hidden_so_far(hidden(3.0)) == 3.0
     ledger = ledger.failed(10.0, hidden(4.0))
     assert (ledger.hidden_so_far(None), ledger.hidden_so_far(hidden(9.0))) == (4.0, 4.0)
-    anew = ledger.moved(Stage.FORKING, 11.0, None).moved(Stage.RUNNING, 12.0, None)
+    anew = ledger.moved(LedgerStage.FORKING, 11.0, None).moved(LedgerStage.RUNNING, 12.0, None)
     assert anew.hidden_so_far(hidden(1.5)) == 5.5
     same_process = ledger.resumed(12.0, hidden(4.5))
     assert same_process.hidden_so_far(hidden(6.0)) == 5.5

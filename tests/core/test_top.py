@@ -9,9 +9,9 @@ import pytest
 
 from rendezvous.control.top_table import (
     COLUMNS,
-    Head,
-    Row,
+    RankRow,
     Sorting,
+    TableHead,
     View,
     keys_in,
     own_s,
@@ -28,10 +28,10 @@ from rendezvous.values.durations import short_duration
 from rendezvous.values.questions import GpuSeen, RankSeen
 from rendezvous.values.rank_view import RankPhase
 
-HEAD = Head("llama-70b-pretrain", "running", 3, 128, 2)
+HEAD = TableHead("llama-70b-pretrain", "running", 3, 128, 2)
 
 
-def rows(count: int, *, gpus: bool = True) -> tuple[Row, ...]:
+def rows(count: int, *, gpus: bool = True) -> tuple[RankRow, ...]:
     """A job of eight ranks per node. Rank 5 is slow: the others wait for it."""
     chance = random.Random(1)
     found = []
@@ -52,7 +52,7 @@ def rows(count: int, *, gpus: bool = True) -> tuple[Row, ...]:
         )
         own_s = 0.512 if rank == 5 else 0.4 + chance.random() / 1000
         standing = Standing(own_s, own_s / 0.4, 1 if rank == 5 else 0)
-        found.append(Row(f"gpu-node-{rank // 8:03}", seen, 0.02 if rank == 5 else 0.24, standing))
+        found.append(RankRow(f"gpu-node-{rank // 8:03}", seen, 0.02 if rank == 5 else 0.24, standing))
     return tuple(found)
 
 

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from launcher.notify.otlp import endpoint
-from launcher.notify.traces import Job, Ran, Restart, Span, of_job, of_restart, payload
+from launcher.notify.traces import Ran, TracedJob, TracedRestart, TraceSpan, of_job, of_restart, payload
 
 MOMENTS = (100.0, 101.0, 102.5, 103.0, 103.25, 105.0, 106.0)
 
 
-def restart(node_rank: int, moments: tuple[float | None, ...] = MOMENTS) -> Restart:
-    return Restart("train", f"node{node_rank}", node_rank, 3, "node0:29500", "rank 5 failed", moments)
+def restart(node_rank: int, moments: tuple[float | None, ...] = MOMENTS) -> TracedRestart:
+    return TracedRestart("train", f"node{node_rank}", node_rank, 3, "node0:29500", "rank 5 failed", moments)
 
 
 def test_a_restart_is_one_trace_of_all_nodes() -> None:
@@ -27,7 +27,7 @@ def test_a_restart_is_one_trace_of_all_nodes() -> None:
     assert {span.parent for span in parts} == {node.id}
     assert {node.parent, second[0].parent} == {root.id}
     assert len({span.id for span in (*first, *second)}) == 8 + 7
-    other = of_restart(Restart("train", "node0", 0, 4, "node0:29500", "", MOMENTS))
+    other = of_restart(TracedRestart("train", "node0", 0, 4, "node0:29500", "", MOMENTS))
     assert other[0].trace != root.trace
 
 
@@ -39,7 +39,7 @@ def test_a_node_that_did_not_see_the_failure_begins_with_the_stop() -> None:
 
 
 def test_a_job_is_a_trace() -> None:
-    job = Job(
+    job = TracedJob(
         "train",
         "node0 1",
         10.0,
@@ -55,7 +55,7 @@ def test_a_job_is_a_trace() -> None:
 
 
 def test_the_json_of_otlp() -> None:
-    span = Span(
+    span = TraceSpan(
         "ab" * 16, "cd" * 8, "ef" * 8, "stop", 1.5, 1.25, {"n": 3, "yes": True, "x": 0.5, "s": "t"}, "failed"
     )
     body = payload([span], {"service.name": "ddp-launch"}, "1.0")
@@ -78,9 +78,9 @@ def test_the_json_of_otlp() -> None:
     assert shown["status"] == {"code": 2, "message": "failed"}
     assert (
         "parentSpanId"
-        not in payload([Span("a", "b", "", "root", 0.0, 1.0)], {}, "1")["resourceSpans"][0]["scopeSpans"][0][
-            "spans"
-        ][0]
+        not in payload([TraceSpan("a", "b", "", "root", 0.0, 1.0)], {}, "1")["resourceSpans"][0][
+            "scopeSpans"
+        ][0]["spans"][0]
     )
 
 

@@ -15,6 +15,7 @@ from typing import get_args
 from launcher import exchange, supervision
 from launcher.exchange import (
     AgentEvent,
+    AgentPhase,
     CannotHeal,
     CheckpointOver,
     CheckpointSignal,
@@ -25,7 +26,6 @@ from launcher.exchange import (
     Inspected,
     Isolated,
     LastInspected,
-    Phase,
     RankEnded,
     RankHeals,
     RankParked,
@@ -152,7 +152,7 @@ def _starts() -> list[Supervision]:
         for fact in story:
             state, _ = supervision.step(state, fact)
         starts.append(state)
-    assert [state.phase for state in starts] == [Phase.JOINING, Phase.RUNNING, Phase.JOINING]
+    assert [state.phase for state in starts] == [AgentPhase.JOINING, AgentPhase.RUNNING, AgentPhase.JOINING]
     assert starts[-1].parked == (0, 1)
     return starts
 
@@ -192,7 +192,9 @@ def table() -> Cells:
     groups = dict(re.findall(r"^    ([A-Z]+): (.+)$", supervision.__doc__ or "", re.MULTILINE))
     cells: Cells = {}
     for fact, *columns in rows[1:]:  # the first one names the columns
-        for phase, cell in zip((Phase.JOINING, Phase.RUNNING, Phase.STOPPING), columns, strict=True):
+        for phase, cell in zip(
+            (AgentPhase.JOINING, AgentPhase.RUNNING, AgentPhase.STOPPING), columns, strict=True
+        ):
             words = [groups.get(word, word) for word in cell.split() if word != "-"]
             cells[fact, str(phase)] = set(" ".join(words).split())
     return cells
@@ -210,4 +212,4 @@ def test_the_table_says_what_step_does() -> None:
 
 
 def test_nothing_follows_in_done() -> None:
-    assert not any(words for (_, phase), words in done_by_step().items() if phase == Phase.DONE)
+    assert not any(words for (_, phase), words in done_by_step().items() if phase == AgentPhase.DONE)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp.diagnostics import bucket_search, timeline
-from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
+from ddp.diagnostics.timeline import BucketTimes, StepTimes, TimeSpan
 from ddp.reducer.plan import MIB, BucketPlan, ParameterInfo, Transport, limits, rebuilt_plan
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_sizes_to_measure_end_with_the_model() -> None:
 def test_what_is_exposed_is_what_outlasts_the_computing() -> None:
     """Four of 4 MiB that arrive a second apart; 4 MiB take 0.401 s. Bucket by bucket all but the last are hidden."""
     parameters = facts([4, 4, 4, 4])
-    seen = bucket_search.Arrivals((1.0, 2.0, 3.0, 4.0), 4.0)
+    seen = bucket_search.GradientTimes((1.0, 2.0, 3.0, 4.0), 4.0)
     each, whole = planned(parameters, 4), planned(parameters, 16)
     curve = linear(0.1)
     assert len(each.buckets) == 4
@@ -65,8 +65,8 @@ def test_what_is_exposed_is_what_outlasts_the_computing() -> None:
 
 def test_small_buckets_where_they_hide_and_large_ones_where_each_costs() -> None:
     parameters = facts([2.0] * 20)
-    slowly = bucket_search.Arrivals(tuple(0.1 * i for i in range(20)), 1.9)
-    at_once = bucket_search.Arrivals((0.0,) * 20, 0.0)
+    slowly = bucket_search.GradientTimes(tuple(0.1 * i for i in range(20)), 1.9)
+    at_once = bucket_search.GradientTimes((0.0,) * 20, 0.0)
     order, transport = range(20), Transport(in_place=False)
     hide = bucket_search.candidates(parameters, order, DEFAULT, transport, slowly, linear(0.01, 1e-5))
     few = bucket_search.candidates(parameters, order, DEFAULT, transport, at_once, linear(1e-5, 0.1))
@@ -79,7 +79,7 @@ def test_small_buckets_where_they_hide_and_large_ones_where_each_costs() -> None
 def test_candidates_differ_from_the_default_and_from_each_other(sizes: list[float], in_place: bool) -> None:
     parameters = facts(sizes)
     order, transport = range(len(sizes)), Transport(lists=in_place, in_place=in_place)
-    seen = bucket_search.Arrivals(tuple(0.01 * i for i in order), 0.01 * len(sizes))
+    seen = bucket_search.GradientTimes(tuple(0.01 * i for i in order), 0.01 * len(sizes))
     found = bucket_search.candidates(parameters, order, DEFAULT, transport, seen, linear(0.001))
     plans = [rebuilt_plan(parameters, order, limit, transport) for limit in [DEFAULT, *found]]
     assert len(found) <= bucket_search.CANDIDATES
@@ -109,7 +109,7 @@ def test_kept_is_what_is_faster_on_the_slowest_rank_by_more_than_noise() -> None
 
 def test_arrivals_are_medians() -> None:
     seen = bucket_search.arrivals([[1.0, 5.0], [9.0, 6.0], [2.0, 7.0]], [10.0, 30.0, 20.0])
-    assert seen == bucket_search.Arrivals((2.0, 6.0), 20.0)
+    assert seen == bucket_search.GradientTimes((2.0, 6.0), 20.0)
 
 
 # --- what a trace says -------------------------------------------------------------------------------
@@ -119,22 +119,24 @@ def step(*buckets: BucketTimes) -> StepTimes:
     return StepTimes(7, 0, 10_000_000, 30_000_000, 40_000_000, buckets)
 
 
-def bucket(number: int, launched: int, done: int, wait: Span) -> BucketTimes:
-    copies = (Span(launched - 2, launched - 1),)
+def bucket(number: int, launched: int, done: int, wait: TimeSpan) -> BucketTimes:
+    copies = (TimeSpan(launched - 2, launched - 1),)
     return BucketTimes(number, 400, copies, launched, done, wait)
 
 
 def test_communication_counts_once_where_buckets_overlap() -> None:
     seen = step(
-        bucket(0, 100, 200, Span(0, 0)), bucket(1, 150, 300, Span(0, 0)), bucket(2, 400, 500, Span(0, 0))
+        bucket(0, 100, 200, TimeSpan(0, 0)),
+        bucket(1, 150, 300, TimeSpan(0, 0)),
+        bucket(2, 400, 500, TimeSpan(0, 0)),
     )
     assert seen.communication == 300
     assert timeline.covered([]) == 0
 
 
 def test_the_summary_says_how_much_is_hidden() -> None:
-    first = bucket(0, 12_000_000, 20_000_000, Span(30_000_000, 30_000_000))
-    last = bucket(1, 30_000_000, 32_000_000, Span(30_000_000, 32_000_000))
+    first = bucket(0, 12_000_000, 20_000_000, TimeSpan(30_000_000, 30_000_000))
+    last = bucket(1, 30_000_000, 32_000_000, TimeSpan(30_000_000, 32_000_000))
     said = timeline.summary([step(first, last)])
     assert "1 step: forward 10.0 ms, backward 20.0 ms" in said
     assert "communication 10.0 ms in 2 buckets (2.0 ms exposed, 80% hidden)" in said
@@ -143,7 +145,7 @@ def test_the_summary_says_how_much_is_hidden() -> None:
 
 
 def test_chrome_events_have_microseconds_ranks_and_lanes() -> None:
-    events = timeline.chrome_events([step(bucket(0, 12_000, 20_000, Span(30_000, 32_000)))], rank=3)
+    events = timeline.chrome_events([step(bucket(0, 12_000, 20_000, TimeSpan(30_000, 32_000)))], rank=3)
     by_name = {event["name"]: event for event in events if event["ph"] == "X"}
     assert set(by_name) == {
         "forward",

@@ -14,8 +14,8 @@ from launcher.health.node_health import (
     GIB,
     MIB,
     Disk,
-    Health,
-    Memory,
+    HealthState,
+    MemoryUse,
     Nic,
     NodeReading,
     Throttling,
@@ -34,7 +34,7 @@ from rendezvous.values.types import StragglerPolicy, StragglerRule
 LIMIT = 64 * GIB
 WELL = NodeReading(
     0.0,
-    Memory("the cgroup's limit", 10 * GIB, LIMIT),
+    MemoryUse("the cgroup's limit", 10 * GIB, LIMIT),
     throttling=Throttling(0, 0, 4.0),
     nics=(Nic("eth0", 0, 0, carrier=True),),
     gpus=(Gpu(0, temperature=60),),
@@ -43,12 +43,12 @@ WELL = NodeReading(
 
 
 def with_memory(share: float) -> NodeReading:
-    return replace(WELL, memory=Memory("the cgroup's limit", int(share * LIMIT), LIMIT))
+    return replace(WELL, memory=MemoryUse("the cgroup's limit", int(share * LIMIT), LIMIT))
 
 
 def story(*looks: NodeReading) -> list[tuple[str, ...]]:
     """A look every five seconds -> what is said after each."""
-    health, said = Health(), []
+    health, said = HealthState(), []
     for n, look in enumerate((WELL, *looks)):
         health, news = evaluate(health, replace(look, at=5.0 * n))
         said.append(news)
@@ -221,7 +221,7 @@ def test_rows_to_retire_and_a_worn_out_gpu_are_reported_once() -> None:
     ],
 )
 def test_what_keeps_a_node_out_of_the_next_world(gpu: Gpu, looks: int, unfit: bool) -> None:
-    health, _ = evaluate(Health(), WELL)
+    health, _ = evaluate(HealthState(), WELL)
     for n in range(looks):
         health, _ = evaluate(health, replace(WELL, at=5.0 * (n + 1), gpus=(gpu,)))
     assert health.texts
@@ -232,7 +232,7 @@ def test_what_keeps_a_node_out_of_the_next_world(gpu: Gpu, looks: int, unfit: bo
 
 def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
     def look(kills: int, xids: tuple[int, ...] = (), ecc: int = 0) -> NodeReading:
-        memory = Memory("the cgroup's limit", 10 * GIB, LIMIT, kills)
+        memory = MemoryUse("the cgroup's limit", 10 * GIB, LIMIT, kills)
         return replace(WELL, memory=memory, gpus=(_with_errors(ecc, xids),))
 
     assert alike(
@@ -246,7 +246,7 @@ def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
             ("GPU 0: 2 uncorrectable memory errors (ECC)",),
         ],
     )
-    health, _ = evaluate(Health(), look(0))
+    health, _ = evaluate(HealthState(), look(0))
     health, _ = evaluate(health, replace(look(1), at=5.0))
     assert health.texts
     health, news = evaluate(health, replace(look(1), at=5000.0))
@@ -254,20 +254,20 @@ def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
 
 
 def test_a_death_is_explained_by_what_was_seen_just_before() -> None:
-    health, _ = evaluate(Health(), with_memory(0.91))
+    health, _ = evaluate(HealthState(), with_memory(0.91))
     assert "91 % of the cgroup's limit (58.2 of 64.0 GiB) 3 s before" in before_end(health, 3.2)
     assert before_end(health, 300.0) == ""
-    well, _ = evaluate(Health(), WELL)
+    well, _ = evaluate(HealthState(), WELL)
     assert before_end(well, 1.0) == ""
-    assert before_end(Health(), 1.0) == ""
-    full, _ = evaluate(Health(), replace(WELL, disks=(Disk("/logs", 0, GIB),)))
+    assert before_end(HealthState(), 1.0) == ""
+    full, _ = evaluate(HealthState(), replace(WELL, disks=(Disk("/logs", 0, GIB),)))
     assert "the disk of /logs is nearly full: 0 MiB" in before_end(full, 300.0)
 
 
 def test_it_looks_more_often_where_memory_runs_short() -> None:
-    assert next_sample_s(Health(), 5.0) == 5.0
-    assert next_sample_s(evaluate(Health(), with_memory(0.5))[0], 5.0) == 5.0
-    assert next_sample_s(evaluate(Health(), with_memory(0.9))[0], 5.0) == 1.0
+    assert next_sample_s(HealthState(), 5.0) == 5.0
+    assert next_sample_s(evaluate(HealthState(), with_memory(0.5))[0], 5.0) == 5.0
+    assert next_sample_s(evaluate(HealthState(), with_memory(0.9))[0], 5.0) == 1.0
 
 
 # --- ranks ---------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_pace_is_made_of_what_belongs_to_steps() -> None:
 
 def test_the_exposition_is_what_prometheus_reads() -> None:
     vitals = replace(WELL, disks=(Disk('/a "b"\\', 7, 9),))
-    health, _ = evaluate(Health(), vitals)
+    health, _ = evaluate(HealthState(), vitals)
     text = exposition.text(Running(4, 2, 1, ready=True), [VIEW, RankView(0)], health)
     lines = text.splitlines()
     assert text.endswith("\n")
@@ -341,7 +341,7 @@ def test_a_port_alone_is_for_this_machine_only() -> None:
 def test_a_histogram_is_what_prometheus_reads() -> None:
     bins = (0, 3, 0, 2)
     busy = replace(VIEW, totals=Totals(steps=Histogram(bins, 1.5), calls=Histogram((0,) * 24)))
-    lines = exposition.text(Running(1, 0, 1, ready=True), [busy], Health()).splitlines()
+    lines = exposition.text(Running(1, 0, 1, ready=True), [busy], HealthState()).splitlines()
     name = "ddp_launch_step_duration_seconds"
     assert [line for line in lines if name in line and "# HELP" not in line] == [
         f"# TYPE {name} histogram",

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import agent, running, spec
 
-from launcher.exchange import Phase, StoreReached, Supervision
+from launcher.exchange import AgentPhase, StoreReached, Supervision
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.wiring import UserMessages, next_message_s
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
@@ -42,9 +42,9 @@ def test_a_restart_is_not_announced_before_all_ranks_have_reported() -> None:
     state = Supervision(AgentId("a", "1"))
     messages = UserMessages(SPEC, lines.append)
     order = Stop(1, Decision(DecisionKind.RESTART, "restarting (restart 1 of 3)", 1, lost))
-    messages.report(order, state, Phase.RUNNING)
+    messages.report(order, state, AgentPhase.RUNNING)
     assert not lines
-    messages.report(Waiting("waiting for 1 more node", 1, 2), state, Phase.JOINING)
+    messages.report(Waiting("waiting for 1 more node", 1, 2), state, AgentPhase.JOINING)
     assert lines == ["ddp-launch: restarting (restart 1 of 3)"]
 
 
@@ -81,12 +81,14 @@ def test_a_heal_is_two_lines_and_its_end_says_who_is_back() -> None:
     lines, state = list[str](), Supervision(AgentId("b", "1"))
     messages = UserMessages(SPEC, lines.append)
     for order in story.told("b"):
-        messages.report(order, state, Phase.RUNNING)
+        messages.report(order, state, AgentPhase.RUNNING)
     for message in story.park("a", "b").told("b"):
         if isinstance(message, Assigned):
             state = replace(state, assignment=message.assignment)
-            messages.report(message, state, Phase.JOINING)
-    messages.report(StoreReached(2, ""), replace(state, phase=Phase.RUNNING, kept=(0,)), Phase.JOINING)
+            messages.report(message, state, AgentPhase.JOINING)
+    messages.report(
+        StoreReached(2, ""), replace(state, phase=AgentPhase.RUNNING, kept=(0,)), AgentPhase.JOINING
+    )
     messages.report_back(1.42, 61)
     killed, healed = lines
     assert killed.endswith("; pausing the other ranks")
@@ -113,10 +115,10 @@ def test_what_is_announced_takes_place(
     lines, state = list[str](), Supervision(AgentId("a", "1"))
     messages = UserMessages(SPEC, lines.append)
 
-    def hear(phase: Phase) -> None:
+    def hear(phase: AgentPhase) -> None:
         for message in story.told("a"):
             if isinstance(message, Assigned):
-                messages.report(message, replace(state, assignment=message.assignment), Phase.JOINING)
+                messages.report(message, replace(state, assignment=message.assignment), AgentPhase.JOINING)
             elif isinstance(message, Stop | Waiting):
                 messages.report(message, state, phase)
 
@@ -126,13 +128,13 @@ def test_what_is_announced_takes_place(
             node, each.rank, each.rank % 2, each.failure, "it", 1, ran_s=at, lost_peer=each.lost_peer
         )
         story.happens(RankFailed(agent(node), 1, cause))
-        hear(Phase.RUNNING)
+        hear(AgentPhase.RUNNING)
         if story.state.phase is not ServicePhase.RUNNING and data.draw(st.booleans()):
             break
     assert not any("restarting" in line or "in place" in line for line in lines)
     if story.state.phase is ServicePhase.STOPPING:
         for node in ("a", "b"):
             story.happens(AgentStopped(agent(node), 1))
-            hear(Phase.JOINING)
+            hear(AgentPhase.JOINING)
     announced = any("restarting" in line or "healing in place" in line for line in lines)
     assert not (announced and story.state.phase is ServicePhase.ENDED), lines

@@ -11,7 +11,7 @@ from rendezvous.client.session_rules import SessionState, heartbeat_every_s
 from rendezvous.diagnosing.stragglers import WINDOWS_TO_NAME
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service import calls
-from rendezvous.service.agent_stream import MESSAGE_BYTES, Limits
+from rendezvous.service.agent_stream import MESSAGE_BYTES, ServiceLimits
 from rendezvous.session_replay import SessionReplay
 from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
 from rendezvous.values.events import AgentJoined
@@ -47,7 +47,7 @@ def test_status_codes_that_calls_end_with_are_explained() -> None:
         ("a message to the service has at most 1 MiB", MESSAGE_BYTES == 1 << 20),
         ("values at most 64 KiB", VALUE_BYTES == 64 << 10),
         ("at most 1,024 values", KEYS_PER_JOB == 1024),
-        ("1,024 barriers", Limits().barriers_per_job == 1024),
+        ("1,024 barriers", ServiceLimits().barriers_per_job == 1024),
         ("in three consecutive windows", WINDOWS_TO_NAME == 3),
     ],
 )

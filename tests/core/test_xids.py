@@ -4,74 +4,74 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.machine.xids import XIDS, Need, Origin, Xid, read_kmsg, read_lines, short_bus
+from launcher.machine.xids import XIDS, Need, Xid, XidOrigin, read_kmsg, read_lines, short_bus
 
 # (line, bus, number, pid, program, whose fault, what the GPU needs)
 LINES = [
     (
         "NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on "
         "(GPC 7, TPC 7, SM 0): Illegal Instruction Parameter",
-        *("0000:cb:00", 13, 0, "", Origin.PROGRAM, Need.NOTHING),
+        *("0000:cb:00", 13, 0, "", XidOrigin.PROGRAM, Need.NOTHING),
     ),
     (
         "NVRM: Xid (PCI:0000:cb:00): 109, pid=1797828, name=pt_main_thread, Ch 00000008, errorString CTX SWITCH "
         "TIMEOUT, Info 0x58005",
-        *("0000:cb:00", 109, 1797828, "pt_main_thread", Origin.EITHER, Need.WATCH),
+        *("0000:cb:00", 109, 1797828, "pt_main_thread", XidOrigin.EITHER, Need.WATCH),
     ),
     (
         "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
-        *("0000:dc:00", 45, 1818990, "python3", Origin.PROGRAM, Need.NOTHING),
+        *("0000:dc:00", 45, 1818990, "python3", XidOrigin.PROGRAM, Need.NOTHING),
     ),
     (
         "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-        *("0000:05:00", 79, 0, "", Origin.DEVICE, Need.REBOOT),
+        *("0000:05:00", 79, 0, "", XidOrigin.DEVICE, Need.REBOOT),
     ),
     (
         "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
-        *("0000:01:00", 79, 0, "", Origin.DEVICE, Need.REBOOT),
+        *("0000:01:00", 79, 0, "", XidOrigin.DEVICE, Need.REBOOT),
     ),
     (
         "NVRM: Xid (0000:03:00): 14, Channel 00000001",
-        *("0000:03:00", 14, 0, "", Origin.EITHER, Need.WATCH),
+        *("0000:03:00", 14, 0, "", XidOrigin.EITHER, Need.WATCH),
     ),
     (
         "NVRM: Xid (PCI:0000:b9:00): 74, pid=<unknown>, name=<unknown>, NVLink: fatal error detected on link "
         "6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
-        *("0000:b9:00", 74, 0, "", Origin.LINK, Need.WATCH),
+        *("0000:b9:00", 74, 0, "", XidOrigin.LINK, Need.WATCH),
     ),
     (
         "NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error",
-        *("0000:9b:00", 94, 1234, "python3", Origin.DEVICE, Need.WATCH),
+        *("0000:9b:00", 94, 1234, "python3", XidOrigin.DEVICE, Need.WATCH),
     ),
     (
         "NVRM: Xid (PCI:0000:23:00): 120, GSP task exception: load access page fault (cause:0xd) @ pc:0x13636b2, "
         "partition:2#0, task:3, gfid: 0",
-        *("0000:23:00", 120, 0, "", Origin.DEVICE, Need.RESET),
+        *("0000:23:00", 120, 0, "", XidOrigin.DEVICE, Need.RESET),
     ),
     (
         "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 "
         "0x00000000 0x00100000 0x00000004)",
-        *("0018:01:00", 145, 0, "", Origin.LINK, Need.WATCH),
+        *("0018:01:00", 145, 0, "", XidOrigin.LINK, Need.WATCH),
     ),
     (
         "NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 "
         "0x00000000 0x00000000 0x00000000)",
-        *("0009:01:00", 149, 0, "", Origin.LINK, Need.RESET),
+        *("0009:01:00", 149, 0, "", XidOrigin.LINK, Need.RESET),
     ),
     (
         "NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
-        *("0009:01:00", 154, 0, "", Origin.DEVICE, Need.RESET),
+        *("0009:01:00", 154, 0, "", XidOrigin.DEVICE, Need.RESET),
     ),
     (
         "NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
-        *("0019:01:00", 154, 0, "", Origin.DEVICE, Need.NOTHING),
+        *("0019:01:00", 154, 0, "", XidOrigin.DEVICE, Need.NOTHING),
     ),
 ]
 
 
 @pytest.mark.parametrize(("line", "bus", "code", "pid", "program", "origin", "need"), LINES)
 def test_lines_of_kernel_logs(
-    line: str, bus: str, code: int, pid: int, program: str, origin: Origin, need: Need
+    line: str, bus: str, code: int, pid: int, program: str, origin: XidOrigin, need: Need
 ) -> None:
     (xid,) = read_lines([(7.0, line)])
     assert (xid.bus, xid.code, xid.at_s, xid.pid, xid.program) == (bus, code, 7.0, pid, program)
@@ -135,4 +135,6 @@ def test_an_error_is_described_with_its_program_and_what_to_do() -> None:
 
 
 def test_errors_of_a_program_need_nothing_of_the_gpu() -> None:
-    assert {need for m in XIDS.values() if m.origin is Origin.PROGRAM for need in [m.need]} == {Need.NOTHING}
+    assert {need for m in XIDS.values() if m.origin is XidOrigin.PROGRAM for need in [m.need]} == {
+        Need.NOTHING
+    }

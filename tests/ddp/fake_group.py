@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from ddp.reducer.bucket_sender import Settings
+from ddp.reducer.bucket_sender import ReducerSettings
 from ddp.reducer.plan import limits
 from ddp.reducer.reducer import Reducer, Step
 
@@ -73,7 +73,7 @@ def reducer_of(
 ) -> Reducer:
     """A reducer with small buckets and a hook on every parameter. Its buckets are in the order of `parameters`."""
     limit = limits(bucket_bytes, bucket_bytes, (), whole_at_first=False)
-    settings = Settings((cast("Any", group),), limit, **given)
+    settings = ReducerSettings((cast("Any", group),), limit, **given)
     names = [f"p{i}" for i in range(len(parameters))]
     reducer = Reducer(parameters, names, [False] * len(parameters), settings)
     reducer.sender.adopt(reducer.sender.make_plan(range(len(parameters))))

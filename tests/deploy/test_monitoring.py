@@ -15,7 +15,7 @@ from served import serving
 
 from launcher.health.exposition import OverTime, Running
 from launcher.health.exposition import text as exposed
-from launcher.health.node_health import Health, Memory, NodeReading
+from launcher.health.node_health import HealthState, MemoryUse, NodeReading
 from launcher.machine.gpu_state import Gpu
 from rendezvous.values.rank_time import TRAINING, RankTime, TimeSpent
 from rendezvous.values.rank_view import Histogram, RankPhase, RankView, Totals
@@ -71,9 +71,9 @@ def test_the_board_of_a_job_asks_for_what_agents_have() -> None:
     view = RankView(
         0, known=True, phase_times=((RankPhase.DATA, 1.0),), totals=Totals(steps=bins, calls=bins)
     )
-    reading = NodeReading(0.0, Memory("the machine", 1, 2), gpus=(Gpu(0, utilization=3),))
+    reading = NodeReading(0.0, MemoryUse("the machine", 1, 2), gpus=(Gpu(0, utilization=3),))
     over_time = OverTime((RankTime(0, TimeSpent(forward=1.0)),), {"all": bins})
-    text = exposed(Running(1, 0, 1, True, "train", "node0"), [view], Health(last=reading), over_time)
+    text = exposed(Running(1, 0, 1, True, "train", "node0"), [view], HealthState(last=reading), over_time)
     there = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     expressions = of_board("ddp-launch-job.json")
     asked = {name for each in expressions for name in re.findall(r"ddp_launch_[a-z_]+", each)}

@@ -15,7 +15,7 @@ from ddp.elastic import commits, resume
 from ddp.elastic.files import folders as folder_module
 from ddp.elastic.files import manifest
 from ddp.elastic.files.folders import LocalFolder, RemoteFolder
-from ddp.elastic.files.part_file import Encoder
+from ddp.elastic.files.part_file import FileEncoder
 from ddp.elastic.images import image, leaves
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def part(number: int, rank: int) -> image.Image:
     """A shard of one element, and on the first rank a replicated tensor."""
     shard = leaves.Leaf("objects.model.w", torch.float32, (WORLD,), (1,), ((rank, 1),), sharded=True)
     whole = leaves.Leaf("fields.x", torch.float32, (2,), (1,), ((0, 2),), sharded=False)
-    layout = image.Layout.of([shard, whole], [True, rank == 0])
+    layout = image.ImageLayout.of([shard, whole], [True, rank == 0])
     skeleton = image.serialize(
         {"objects": image.serialize({"model": {"w": "\0tensor 0"}}), "fields": {"x": "\0tensor 1"}}
     )
-    head = image.Head(number, "abc", rank, WORLD, rank, WORLD, regions=rank)
+    head = image.ImageHead(number, "abc", rank, WORLD, rank, WORLD, regions=rank)
     index = image.index_of(head, skeleton, image.serialize({}), layout.pack(), layout.n_bytes)
     buffer = memoryview(bytearray(index.n_bytes))
     image.view(buffer[index.data_at :], shard, 0).fill_(number + rank)
@@ -50,7 +50,7 @@ def part(number: int, rank: int) -> image.Image:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("commits")
     folder = LocalFolder(path)
-    encoder, maker = Encoder(), manifest.Maker()
+    encoder, maker = FileEncoder(), manifest.Maker()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folder_module, "_sync", lambda _path: None)
         patched.setattr(folder_module, "os", type("os", (), vars(os) | {"fsync": lambda _fd: None}))
@@ -185,7 +185,7 @@ def test_survivors_tell_the_launcher_which_steps_they_take_again(monkeypatch: py
     told: list[int] = []
     page = type("Page", (), {"repeats": lambda _self, steps: told.append(steps)})()
     monkeypatch.setattr(resume.status_page, "page", lambda: page)
-    choice = commits.Choice(commits.CommitName(7, "abc"), ())
+    choice = commits.CommitChoice(commits.CommitName(7, "abc"), ())
     resume.check_survivors((commits.Position("a", 9, 9, 7), None), choice, 0)
     resume.check_survivors((None, None), choice, 0)  # a plain restart: the agent knows what is repeated
     assert told == [3]

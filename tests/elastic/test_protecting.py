@@ -50,10 +50,10 @@ class Rank:
     images: dict[int, bytes] = field(default_factory=dict)
 
     def commit(self, number: int) -> None:
-        head = image.Head(number, LINEAGE, self.number, self.size, self.number, self.size, 0)
+        head = image.ImageHead(number, LINEAGE, self.number, self.size, self.number, self.size, 0)
         data = random.Random(number * 1000 + self.number).randbytes(200_000 + 7_000 * self.number)
         index = image.index_of(
-            head, b"skeleton", b"private", image.Layout((), (), len(data)).pack(), len(data)
+            head, b"skeleton", b"private", image.ImageLayout((), (), len(data)).pack(), len(data)
         )
         slot = self.slots.next(index.n_bytes)
         image.begin(slot.buffer)

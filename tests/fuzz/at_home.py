@@ -23,7 +23,7 @@ from launcher.health import dumps, page, ras_report, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, with_recorded
-from launcher.health.node_health import Health
+from launcher.health.node_health import HealthState
 from launcher.health.page import phase_times
 from launcher.health.stall_detection import Watch, look, reports
 from launcher.joining.join import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
@@ -79,7 +79,7 @@ def rank_page(data: bytes) -> None:
     sent = codec.from_agent_bytes(Examined(_AGENT, 1, told))
     codec.read_from_agent(sent, _AGENT)
     codec.read_from_agent(codec.from_agent_bytes(PhaseTimesReported(_AGENT, 1, phase_times([view]))), _AGENT)
-    exposed(Running(1, 0, 1, ready=True), [view], Health()).encode()
+    exposed(Running(1, 0, 1, ready=True), [view], HealthState()).encode()
 
 
 def error_file(data: bytes) -> None:

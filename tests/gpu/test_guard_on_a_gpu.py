@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def test_a_group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", guard.VARIABLE):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", guard.GUARD):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
     ddp.init()

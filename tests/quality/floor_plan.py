@@ -20,7 +20,7 @@ CORE = {
     "launcher": {
         *(
             "answers exchange failure health hosts joining machine notify output progress ranks settings sources "
-            "replaying supervision version"
+            "replaying supervision"
         ).split(),
         *within("failure", "crash_text hidden_modules story symptoms verdict "),
         *within(
@@ -130,9 +130,8 @@ WINGS_NEED = {
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
 ROOMS = {
     "launcher": {
-        "version": set(),
         "template": set(),
-        "settings": {"template", "version"},
+        "settings": {"template"},
         "exchange": set(),
         "progress": set(),
         "machine": {"template"},
@@ -152,26 +151,26 @@ ROOMS = {
         ),
         "answers": set("error_boundary exchange health machine output ranks settings".split()),
         "preflight": set(
-            "daemon_threads error_boundary exchange joining machine output settings sources stop_requests template "
-            "version".split()
+            "daemon_threads error_boundary exchange joining machine output settings sources stop_requests "
+            "template".split()
         ),
         "supervision": {"exchange"},
         "replaying": {"exchange", "supervision"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings", "template"},
         "wiring": set(
             "answers error_boundary exchange health joining notify output preflight progress ranks replaying settings "
-            "template version".split()
+            "template".split()
         ),
-        "notify": {"error_boundary", "exchange", "settings", "version"},
+        "notify": {"error_boundary", "exchange", "settings"},
         "agent": set(
             "daemon_threads error_boundary exchange failure joining settings stop_requests supervision template "
             "wiring".split()
         ),
-        "warm_pool": {"ranks", "settings", "template", "version"},
+        "warm_pool": {"ranks", "settings", "template"},
         "start": set(
             "agent daemon_threads ending_file ranks settings supervision template warm_pool wiring".split()
         ),
-        "about": {"preflight", "template", "version"},
+        "about": {"preflight", "template"},
         "manual": {"settings"},
         "completion": {"manual", "settings"},
         "cli": {

@@ -17,7 +17,7 @@ import torch
 from tidy import ROOT
 from torch.nn.parallel import distributed
 
-from ddp.reducer.logging_data import Log
+from ddp.reducer.logging_data import ReducerLogger
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.telemetry import torch_api, torch_names
 from ddp.telemetry.torch_names import NAMES, Use
@@ -36,7 +36,7 @@ MODULES = [
 ]
 LISTED = {name.name for name in NAMES} | torch_names.ON_OBJECTS.keys() | torch_names.GROUP_METHODS.keys()
 # They have the names of torch's own classes, which torch's module calls.
-OURS = {name for kind in (TorchReducer, Log) for name in vars(kind)}
+OURS = {name for kind in (TorchReducer, ReducerLogger) for name in vars(kind)}
 # Objects of torch come as arguments: a private attribute of anything must be listed, except in the launcher.
 WITH_OBJECTS = ("ddp.", "ddp_launch_wings.torchrun", "ddp_launch_wings.mpi")
 
@@ -173,7 +173,7 @@ def test_the_installed_torch_has_what_the_list_says() -> None:
     assert known <= {name.loses for name in NAMES if not name.is_in(here)}
 
 
-@pytest.mark.parametrize(("attribute", "ours"), [("reducer", TorchReducer), ("logger", Log)])
+@pytest.mark.parametrize(("attribute", "ours"), [("reducer", TorchReducer), ("logger", ReducerLogger)])
 def test_torchs_module_calls_only_what_our_reducer_has(attribute: str, ours: type) -> None:
     source = inspect.getsource(distributed)
     called = set(re.findall(rf"self\.{attribute}\.(\w+)\(", source))

@@ -10,7 +10,7 @@ from launcher.exchange import Finish
 from launcher.failure.ending import tell
 from launcher.output.log_folder import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.supervision import Phase, Supervision
+from launcher.supervision import AgentPhase, Supervision
 from launcher.wiring import UserMessages
 from rendezvous.values.events import CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.types import AgentId, Decision, DecisionKind, JobSpec
@@ -38,7 +38,7 @@ PRINTED = "bad  [2J 31m ]0;title     ddp-launch: all is well"
 def test_what_is_told_of_other_nodes_is_one_line_without_orders(fact: AgentEvent) -> None:
     lines: list[str] = []
     state = Supervision(AgentId("a", "1"))
-    UserMessages(SPEC, lines.append).report(fact, state, Phase.RUNNING)
+    UserMessages(SPEC, lines.append).report(fact, state, AgentPhase.RUNNING)
     (line,) = lines
     assert line.startswith("ddp-launch: ")
     assert line.isprintable()

@@ -10,7 +10,7 @@ import pytest
 from served import soon
 
 from rendezvous.metrics import Metrics
-from rendezvous.service.agent_stream import AgentStream, Limits
+from rendezvous.service.agent_stream import AgentStream, ServiceLimits
 from rendezvous.service.jobs import Job
 from rendezvous.session_replay import Redirect
 from rendezvous.store.open import open_store
@@ -40,7 +40,7 @@ class Served:
         spec = JobSpec("job", len(nodes), 2)
         for node in nodes:
             owner, agent = self.job.owner, AgentId(node, "1")
-            stream = AgentStream(agent, None, Limits(), owner.note_contact, owner.post, lambda: False)
+            stream = AgentStream(agent, None, ServiceLimits(), owner.note_contact, owner.post, lambda: False)
             self.streams[node] = stream
             self.job.attach(stream)
             owner.post(AgentJoined(agent, spec, NodeFacts(node, "127.0.0.1", 1)))

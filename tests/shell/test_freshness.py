@@ -26,7 +26,7 @@ def library(tmp_path: Path) -> Path:
     return folder
 
 
-def snapshot_of(folder: Path) -> freshness.Snapshot:
+def snapshot_of(folder: Path) -> freshness.ImportedFiles:
     module = types.ModuleType("thing")
     module.__file__ = str(folder / "thing" / "__init__.py")
     modules = {"thing": module, "builtin": types.ModuleType("builtin")}
@@ -144,7 +144,7 @@ def test_notes_stay_short_and_the_pool_is_off_after_a_reboot(tmp_path: Path) -> 
         folder.note(f"event\n{number}")
     assert folder.notes()[-1].endswith("event 1999")
     assert (tmp_path / "pool" / "notes").stat().st_size < 40_000
-    settings = pool_folder.Settings(60.0, 2, 1 << 30, pool_folder.boot_id())
+    settings = pool_folder.PoolSettings(60.0, 2, 1 << 30, pool_folder.boot_id())
     folder.turn_on(settings)
     assert folder.settings() == settings
     folder.turn_on(settings._replace(boot="another"))
@@ -154,7 +154,7 @@ def test_notes_stay_short_and_the_pool_is_off_after_a_reboot(tmp_path: Path) -> 
 
 def test_a_pool_that_nobody_uses_is_off(tmp_path: Path) -> None:
     folder = pool_folder.open_folder(str(tmp_path / "pool"), create=True)
-    folder.turn_on(pool_folder.Settings(60.0, 2, 1 << 30, pool_folder.boot_id()))
+    folder.turn_on(pool_folder.PoolSettings(60.0, 2, 1 << 30, pool_folder.boot_id()))
     assert folder.is_on()
     os.utime(tmp_path / "pool" / "pool.json", (0, 0))
     seed = folder.hold_seed()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from nvml_fake import FakeDriver
 
-from launcher.health.node_health import Health, NodeReading, evaluate
+from launcher.health.node_health import HealthState, NodeReading, evaluate
 from launcher.health.node_watch import open_gpus
 from launcher.machine.gpu_reading import read_layout
 from launcher.machine.gpu_state import in_words
@@ -265,7 +265,7 @@ class Watched:
     def __init__(self, driver: FakeDriver, log: str) -> None:
         found = open_gpus(driver.library, log)
         assert found is not None
-        self._gpus, self._health, self._at = found, Health(), 0.0
+        self._gpus, self._health, self._at = found, HealthState(), 0.0
 
     def look(self) -> tuple[str, ...]:
         self._at += 5.0

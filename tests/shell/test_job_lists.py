@@ -12,7 +12,7 @@ from served import soon
 
 from rendezvous.metrics import Metrics
 from rendezvous.service import jobs as jobs_module
-from rendezvous.service.agent_stream import LimitReached, Limits
+from rendezvous.service.agent_stream import LimitReached, ServiceLimits
 from rendezvous.service.jobs import Jobs
 from rendezvous.store.etcd_client import EtcdClient
 from rendezvous.store.open import open_store
@@ -52,9 +52,13 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @asynccontextmanager
-async def replica(url: str, address: str, limits: Limits | None = None) -> AsyncIterator[tuple[Store, Jobs]]:
+async def replica(
+    url: str, address: str, limits: ServiceLimits | None = None
+) -> AsyncIterator[tuple[Store, Jobs]]:
     store = await open_store(url, address)
-    jobs = Jobs(store, limits or Limits(), Metrics(), history_s=1e6, resume_grace_s=1.0, one_tenant=True)
+    jobs = Jobs(
+        store, limits or ServiceLimits(), Metrics(), history_s=1e6, resume_grace_s=1.0, one_tenant=True
+    )
     try:
         yield store, jobs
     finally:
@@ -129,7 +133,7 @@ def test_a_changed_job_is_listed_as_it_is_now(tmp_path: Path, monkeypatch: pytes
 
 def test_the_limit_on_jobs_holds_for_those_that_are_opened_at_the_same_time(tmp_path: Path) -> None:
     async def story() -> None:
-        async with replica(f"file:{tmp_path}/jobs", "a:1", Limits(jobs=3)) as (store, jobs):
+        async with replica(f"file:{tmp_path}/jobs", "a:1", ServiceLimits(jobs=3)) as (store, jobs):
             await store.job("over").save(_ENDED, 0)
             opened = await asyncio.gather(*(jobs.open(f"j{n}") for n in range(50)), return_exceptions=True)
             assert sum(isinstance(each, LimitReached) for each in opened) == 47

@@ -14,7 +14,7 @@ from launched import FAMILY, SOON_S, eventually
 
 from launcher.ranks.zygote import Zygote
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.template.messages import Exited, Spawn, Started, Swept
+from launcher.template.messages import Exited, Spawn, Started, SweepDone
 from launcher.template.tree import process_stat
 from rendezvous.values.types import JobSpec
 
@@ -109,7 +109,7 @@ def test_a_sweep_ends_what_an_ended_rank_has_left_and_nothing_of_a_kept_one(node
     os.kill(node.pids[0], signal.SIGKILL)
     assert node.report(Exited).local_rank == 0
     node.zygote.sweep(1, 0.0, kept=(1,))
-    assert node.report(Swept).generation == 1
+    assert node.report(SweepDone).generation == 1
     assert node.ends(0)
     assert node.living(1) == node.of(1)
 
@@ -117,14 +117,14 @@ def test_a_sweep_ends_what_an_ended_rank_has_left_and_nothing_of_a_kept_one(node
     os.kill(node.pids[1], signal.SIGKILL)
     assert node.report(Exited).local_rank == 1
     node.zygote.sweep(2, 0.0, kept=(0,))
-    assert node.report(Swept).generation == 2
+    assert node.report(SweepDone).generation == 2
     assert node.ends(1)
     assert node.living(0) == node.of(0)
 
     os.kill(node.pids[0], signal.SIGKILL)
     node.report(Exited)
     node.zygote.sweep(3, 0.0)
-    node.report(Swept)
+    node.report(SweepDone)
     assert node.living(0) == []
 
 
@@ -134,7 +134,7 @@ def test_a_rank_that_has_ended_is_not_kept(node: Node) -> None:
     os.kill(node.pids[0], signal.SIGKILL)
     node.report(Exited)
     node.zygote.sweep(1, 0.0, kept=(0, 1))
-    assert node.report(Swept)
+    assert node.report(SweepDone)
     assert node.ends(0)
     assert node.living(1) == node.of(1)
 
@@ -145,7 +145,7 @@ def test_kept_ranks_do_not_wait_for_the_time_that_detached_processes_have(node: 
     node.report(Exited)
     session = int(node.path("session", 0).read_text())
     node.zygote.sweep(1, 3.0, kept=(1,))
-    node.report(Swept)
+    node.report(SweepDone)
     assert session in node.living(0)  # it has its time still
     node.start(2)  # the ranks of the next generation run when that time is over
     eventually(lambda: node.living(0) == [], what="the detached processes have ended")

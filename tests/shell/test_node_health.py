@@ -15,7 +15,7 @@ import pytest
 from launched import eventually
 from ports import free_port
 
-from launcher.health.node_health import MIB, Memory, Nic, Throttling
+from launcher.health.node_health import MIB, MemoryUse, Nic, Throttling
 from launcher.health.node_watch import Node
 from launcher.template.cgroup import folders as folders_of
 from rendezvous.service.web import Web
@@ -194,7 +194,7 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     seen = Node([str(tmp_path)], root=str(tmp_path)).read()
-    assert seen.memory == Memory("the cgroup's limit", 80 * MIB, 100 * MIB, 2)
+    assert seen.memory == MemoryUse("the cgroup's limit", 80 * MIB, 100 * MIB, 2)
     assert (seen.stalled, seen.swapped) == (2.5, 7 * os.sysconf("SC_PAGE_SIZE"))
     assert seen.nics == (Nic("eth0", 6, 8, carrier=True), Nic("mlx5_0/1", 7, 0, carrier=True))
     assert seen.throttling == (Throttling(40, 10, 1.5) if folders_of("self", "cpu") else None)

@@ -15,11 +15,11 @@ from launched import eventually
 from ports import free_port
 from served import SOON_S, serving, soon
 
-from launcher.version import VERSION
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp, StoreAddress
+from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from launched import eventually
 from ports import free_port
 
-from launcher.notify.otlp import Endpoint, Exporter
-from launcher.notify.traces import Span
+from launcher.notify.otlp import Exporter, OtlpEndpoint
+from launcher.notify.traces import TraceSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,7 @@ def figures_at(port: int) -> str:
         return str(answer.read().decode())
 
 
-SPAN = Span("ab" * 16, "cd" * 8, "", "restart", 1.0, 2.0)
+SPAN = TraceSpan("ab" * 16, "cd" * 8, "", "restart", 1.0, 2.0)
 
 
 def test_an_endpoint_that_is_busy_is_tried_again(
@@ -126,7 +126,7 @@ def test_an_endpoint_that_is_busy_is_tried_again(
     monkeypatch.setattr("launcher.notify.otlp._PAUSE_S", 0.0)
     collector.answers = [503, 200]
     said: list[str] = []
-    exporter = Exporter(Endpoint(f"{collector.url}/v1/traces", {}, {}), said.append)
+    exporter = Exporter(OtlpEndpoint(f"{collector.url}/v1/traces", {}, {}), said.append)
     exporter.put([SPAN])
     exporter.close()
     assert (len(collector.got), said) == (2, [])
@@ -135,7 +135,7 @@ def test_an_endpoint_that_is_busy_is_tried_again(
 def test_an_endpoint_that_fails_costs_one_line(collector: Collector) -> None:
     collector.answers = [400]
     said: list[str] = []
-    exporter = Exporter(Endpoint(f"{collector.url}/v1/traces", {}, {}), said.append)
+    exporter = Exporter(OtlpEndpoint(f"{collector.url}/v1/traces", {}, {}), said.append)
     for _ in range(3):
         exporter.put([SPAN])
     exporter.close()

@@ -31,16 +31,16 @@ SEND_S = 0.05
 
 @pytest.fixture
 def listener() -> Any:
-    listening = network_check.Listener("127.0.0.1")
+    listening = network_check.ProbeListener("127.0.0.1")
     yield listening
     listening.close()
 
 
-def of(listener: network_check.Listener, token: str = "") -> network_check.Peer:
-    return network_check.Peer("127.0.0.1", listener.port, token or listener.token)
+def of(listener: network_check.ProbeListener, token: str = "") -> network_check.ProbedNode:
+    return network_check.ProbedNode("127.0.0.1", listener.port, token or listener.token)
 
 
-def test_both_sides_measure_what_comes_in(listener: network_check.Listener) -> None:
+def test_both_sides_measure_what_comes_in(listener: network_check.ProbeListener) -> None:
     with ThreadPoolExecutor() as aside:
         there = aside.submit(network_check.connect, of(listener), 3, 7, "127.0.0.1", 60.0, SEND_S)
         heard = network_check.answer(listener.take(3, 7, 60.0), 60.0, SEND_S)
@@ -54,7 +54,7 @@ def test_both_sides_measure_what_comes_in(listener: network_check.Listener) -> N
 
 
 def test_unauthenticated_peers_are_rejected_and_missing_peers_time_out(
-    listener: network_check.Listener,
+    listener: network_check.ProbeListener,
 ) -> None:
     told = network_check.connect(of(listener, "0" * 32), 3, 7, "", 5.0, SEND_S)
     assert told.problem
@@ -63,7 +63,7 @@ def test_unauthenticated_peers_are_rejected_and_missing_peers_time_out(
     assert "within 0.05 s" in network_check.answer(None, 0.05, SEND_S).problem
 
 
-def test_nobody_listening_is_told_with_the_address(listener: network_check.Listener) -> None:
+def test_nobody_listening_is_told_with_the_address(listener: network_check.ProbeListener) -> None:
     peer = of(listener)
     listener.close()
     told = network_check.connect(peer, 3, 7, "", 5.0, SEND_S)
@@ -202,7 +202,7 @@ def test_an_older_service_that_does_not_tell_its_time_is_no_error() -> None:
     assert asyncio.run(with_clock(None)) is None
 
 
-def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: network_check.Listener) -> None:
+def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: network_check.ProbeListener) -> None:
     async def story() -> None:
         scratch = Scratch((f"127.0.0.1:{listener.port}",), ClientOptions(), "job")
         listener.close()

@@ -10,7 +10,7 @@ from served import agents, soon
 from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.service.agent_stream import Limits
+from rendezvous.service.agent_stream import ServiceLimits
 from rendezvous.service.server import Server, ServerOptions
 from rendezvous.store.memory import MemoryStore
 from rendezvous.store.protocol import KEYS_PER_JOB
@@ -47,7 +47,7 @@ class Desk:
         return call
 
 
-async def served(limits: Limits, story: Callable[[Desk], Awaitable[None]]) -> None:
+async def served(limits: ServiceLimits, story: Callable[[Desk], Awaitable[None]]) -> None:
     store = MemoryStore()
     server = Server(store, ServerOptions(("127.0.0.1:0",), limits=limits))
     await server.start()
@@ -74,7 +74,7 @@ def test_a_barrier_whose_write_failed_is_removed() -> None:
         await values.delete("0")
         assert await desk.enter("first") == 1, "entering again passes"
 
-    soon(served(Limits(barriers_per_job=1), story))
+    soon(served(ServiceLimits(barriers_per_job=1), story))
 
 
 def test_barriers_of_one_job_do_not_use_up_those_of_another() -> None:
@@ -85,7 +85,7 @@ def test_barriers_of_one_job_do_not_use_up_those_of_another() -> None:
         assert await inside == 2
         assert await desk.enter("y") == 1
 
-    soon(served(Limits(barriers_per_job=1), story))
+    soon(served(ServiceLimits(barriers_per_job=1), story))
 
 
 def test_all_barriers_together_are_bounded() -> None:
@@ -94,7 +94,7 @@ def test_all_barriers_together_are_bounded() -> None:
         assert await desk.enter("x", member="n", parties=2) == 2
         assert await inside == 2
 
-    soon(served(Limits(barriers=1), story))
+    soon(served(ServiceLimits(barriers=1), story))
 
 
 def test_a_member_counts_while_it_waits() -> None:
@@ -111,7 +111,7 @@ def test_a_member_counts_while_it_waits() -> None:
         assert await desk.enter("x", member="3", parties=3, wait_s=60.0) == 3
         assert [await first, await again] == [3, 3]
 
-    soon(served(Limits(), story))
+    soon(served(ServiceLimits(), story))
 
 
 def test_calls_of_one_client_wait_for_their_turn() -> None:
@@ -121,4 +121,4 @@ def test_calls_of_one_client_wait_for_their_turn() -> None:
             assert await desk.enter(f"{number}") == 1
         assert asyncio.get_running_loop().time() - began >= 3 / 20.0
 
-    soon(served(Limits(calls_per_s=20.0, call_burst=1), story))
+    soon(served(ServiceLimits(calls_per_s=20.0, call_burst=1), story))

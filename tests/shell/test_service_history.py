@@ -13,7 +13,7 @@ from served import soon
 
 from rendezvous.metrics import Metrics
 from rendezvous.service import jobs as jobs_module
-from rendezvous.service.agent_stream import Limits
+from rendezvous.service.agent_stream import ServiceLimits
 from rendezvous.service.jobs import Jobs
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
@@ -36,7 +36,7 @@ _ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, 
 @asynccontextmanager
 async def kept(url: str) -> AsyncIterator[tuple[Store, Jobs]]:
     store = await open_store(url)
-    jobs = Jobs(store, Limits(), Metrics(), history_s=_HISTORY_S, resume_grace_s=1.0, one_tenant=True)
+    jobs = Jobs(store, ServiceLimits(), Metrics(), history_s=_HISTORY_S, resume_grace_s=1.0, one_tenant=True)
     try:
         yield store, jobs
     finally:
@@ -95,7 +95,9 @@ def test_nodes_that_wait_in_two_jobs_learn_of_each_other_once(
 
     async def story() -> None:
         store = await open_store("memory")
-        jobs = Jobs(store, Limits(), Metrics(), history_s=1.0, resume_grace_s=1.0, one_tenant=one_tenant)
+        jobs = Jobs(
+            store, ServiceLimits(), Metrics(), history_s=1.0, resume_grace_s=1.0, one_tenant=one_tenant
+        )
         told: dict[str, list[str]] = {"a": [], "b": []}
         both = asyncio.Event()
 

@@ -13,7 +13,7 @@ from etcd_cluster import running
 
 from rendezvous.store.open import open_store
 from rendezvous.store.packing import MANY_NODES
-from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, Conflict, LimitReached
+from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, Conflict, ValuesFull
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.state import JobState, Member
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts
@@ -281,17 +281,17 @@ def test_what_scripts_keep_is_bounded(url: str) -> None:
         async with opened(url) as store:
             values = store.values("j")
             for key, data in (("", b""), ("k" * (KEY_BYTES + 1), b""), ("k", bytes(VALUE_BYTES + 1))):
-                with pytest.raises(LimitReached):
+                with pytest.raises(ValuesFull):
                     await values.put(key, data)
-                with pytest.raises(LimitReached):
+                with pytest.raises(ValuesFull):
                     await values.compare_and_put(key, data, 0)
             await values.put("k" * KEY_BYTES, bytes(VALUE_BYTES))
             for start in range(1, KEYS_PER_JOB, 64):
                 some = range(start, min(start + 64, KEYS_PER_JOB))
                 await asyncio.gather(*(values.put(f"{i}", b"") for i in some))
-            with pytest.raises(LimitReached):
+            with pytest.raises(ValuesFull):
                 await values.put("one more", b"")
-            with pytest.raises(LimitReached):
+            with pytest.raises(ValuesFull):
                 await values.compare_and_put("one more", b"", 0)
             await values.put("1", b"one that is there")
 

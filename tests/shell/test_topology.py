@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.machine.gpu_state import GpuName, visible_indexes
-from launcher.ranks.affinity import BindingError, Cpu, Topology, cpus_for_rank, share_cpus
+from launcher.ranks.affinity import BindingError, Cpu, CpuTopology, cpus_for_rank, share_cpus
 from launcher.ranks.topology import (
     VisibleGpus,
     parse_cpu_list,
@@ -66,7 +66,7 @@ def two_nodes(tmp_path: Path) -> str:
 
 def test_a_machine_of_two_nodes(two_nodes: str) -> None:
     gpus = ("0000:3b:00.0", "0000:af:00.0")
-    assert read_topology(two_nodes, gpus, range(8)) == Topology(
+    assert read_topology(two_nodes, gpus, range(8)) == CpuTopology(
         tuple(
             Cpu(index, index % 4, index % 4 // 2 * 2, index % 4 // 2, index % 4 // 2) for index in range(8)
         ),
@@ -95,7 +95,7 @@ def test_an_offline_cpu_is_no_ones(tmp_path: Path) -> None:
 
 def test_nothing_to_read_is_one_plain_node(tmp_path: Path) -> None:
     topology = read_topology(str(tmp_path), ("0000:3b:00.0",), [1, 3])
-    assert topology == Topology((Cpu(1, 1, 1, 0, 0), Cpu(3, 3, 1, 0, 0)), (0,))
+    assert topology == CpuTopology((Cpu(1, 1, 1, 0, 0), Cpu(3, 3, 1, 0, 0)), (0,))
 
 
 def test_a_gpu_of_unknown_node_is_refused_where_it_matters(two_nodes: str) -> None:

@@ -16,7 +16,7 @@ from launched import SOON_S
 from launcher.ranks.zygote import Zygote
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template import messages
-from launcher.template.messages import Exited, Keep, Signal, Spawn, Started, Sweep, Swept
+from launcher.template.messages import Exited, Keep, Signal, Spawn, Started, SweepDone, SweepOrder
 from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ def spawn(local_rank: int, *argv: str) -> Spawn:
         Keep(1, "::1", 0),
         Signal(15, None),
         Signal(9, (1, 2)),
-        Sweep(7),
+        SweepOrder(7),
         messages.Ready(False, "why", 0.5),
         Started(1, 2, 3),
         Exited(1, 2, 3, None, 9, 7.5, told=15),
         messages.Keeping(1, 29400, True),
         messages.KeeperEnded(1, "killed by SIGKILL"),
-        Swept(1, 0),
+        SweepDone(1, 0),
         messages.Signalled(15, 1),
         messages.Signalled(15, None),
     ],
@@ -73,7 +73,7 @@ def test_two_ends_with_much_to_say_do_not_wait_for_each_other(
         os.write(write, str(number).encode())
         os.close(write)
         orders.put(spawn(number, "true"), (read,))
-        orders.put(Sweep(number))
+        orders.put(SweepOrder(number))
         reports.put(Started(number, 1, number))
     orders.flush()
     reports.flush()
@@ -132,7 +132,7 @@ def test_the_end_of_the_other_is_seen(ends: tuple[socket.socket, socket.socket])
     agent, zygote = ends
     outbox, inbox = messages.Outbox(agent), messages.Inbox(agent)
     zygote.close()
-    outbox.put(Sweep(1))
+    outbox.put(SweepOrder(1))
     with pytest.raises(OSError, match="Broken pipe"):
         outbox.flush()
     assert not inbox.receive()

@@ -44,15 +44,15 @@ from rendezvous.client.session_rules import (
     CloseRequested,
     ContactChanged,
     Deliver,
-    Link,
     MessageSent,
     OpenStream,
     Pause,
     PauseEnded,
-    Received,
+    ReceivedMessage,
     SessionState,
     StreamEnded,
     StreamFailed,
+    StreamState,
     Write,
 )
 from rendezvous.values.events import AgentHeard, AgentJoined, Refused
@@ -215,13 +215,13 @@ class SimAgent:
     def receive(self, connection: Connection | None, message: object) -> None:
         """`connection` None: a copy of a message that came long ago, on whatever stream there is now."""
         if connection is None and self._connection is not None:
-            self._step_session(Received(message))
+            self._step_session(ReceivedMessage(message))
         elif connection is not None and connection is self._connection:
             self.cut_off_since = None
-            self._step_session(Received(message))
+            self._step_session(ReceivedMessage(message))
 
     def stream_over(self, connection: Connection | None, how: StreamEnded | StreamFailed) -> None:
-        if connection is self._connection and self.session.link is Link.STREAMING:
+        if connection is self._connection and self.session.link is StreamState.STREAMING:
             self._connection = None
             if self.cut_off_since is None:
                 self.cut_off_since = self.world.clock.now
@@ -230,7 +230,7 @@ class SimAgent:
     def _deliver(self, message: object) -> None:
         if not self.is_up:
             return
-        if self.session.link is Link.OVER:  # these are its own words, not the service's
+        if self.session.link is StreamState.OVER:  # these are its own words, not the service's
             self.world.monitor.gave_up(self)
         else:
             self.world.monitor.told(self, message)
@@ -265,6 +265,6 @@ class SimAgent:
         elif self._isolation is not None:
             self._look_later(self._isolation)
 
-    def _signs(self) -> progress.Signs:
+    def _signs(self) -> progress.ProgressSigns:
         now, ranks = self.world.clock.now, self.ranks
-        return progress.Signs(now, ranks=len(ranks.live), step=int(now * 10) if ranks.gets_on else 0)
+        return progress.ProgressSigns(now, ranks=len(ranks.live), step=int(now * 10) if ranks.gets_on else 0)

@@ -8,11 +8,11 @@ from sim_violation import require
 
 from launcher.exchange import (
     AbortGroups,
+    AgentPhase,
     AskCheckpoint,
     CheckpointOver,
     Finish,
     GraceOver,
-    Phase,
     RankEnded,
     Send,
     SignalRanks,
@@ -47,13 +47,13 @@ _NEEDS_RANKS = (AskCheckpoint, AbortGroups)
 def check_agent_step(
     before: Supervision, fact: AgentEvent, after: Supervision, actions: tuple[Action, ...]
 ) -> None:
-    require(before.phase is not Phase.DONE, "a step after the end")
+    require(before.phase is not AgentPhase.DONE, "a step after the end")
     _fenced(before, fact, after, actions)
     _ranks_follow_the_phase(before, after, actions)
     if any(isinstance(a, Finish) for a in actions):
-        require(after.phase is Phase.DONE, "it finishes and goes on")
+        require(after.phase is AgentPhase.DONE, "it finishes and goes on")
     if isinstance(fact, RankEnded) and fact.cause is not None and fact.local_rank in before.live:
-        kind = AgentStopped if before.phase is Phase.JOINING and before.over else RankFailed
+        kind = AgentStopped if before.phase is AgentPhase.JOINING and before.over else RankFailed
         reported = any(isinstance(a, Send) and isinstance(a.message, kind) for a in actions)
         require(reported or fact.generation != before.generation, "a failure is not reported")
     if isinstance(fact, Ended) and before.finish is None:
@@ -81,13 +81,13 @@ def _ranks_follow_the_phase(before: Supervision, after: Supervision, actions: tu
     for action in actions:
         match action:
             case StartRanks(assignment):
-                joining = before.phase is Phase.JOINING and after.phase is Phase.RUNNING
+                joining = before.phase is AgentPhase.JOINING and after.phase is AgentPhase.RUNNING
                 require(joining, f"ranks start from {before.phase}")
                 require(
                     assignment == after.assignment, "ranks start with an assignment of another generation"
                 )
             case Sweep(generation):
-                require(after.phase is Phase.STOPPING, f"a sweep while {after.phase}")
+                require(after.phase is AgentPhase.STOPPING, f"a sweep while {after.phase}")
                 require(set(after.live) <= set(after.parked), "a sweep while ranks run")
                 require(generation == after.generation, "a sweep of another generation")
             case Send(AgentStopped(parked=parked)):
@@ -98,6 +98,6 @@ def _ranks_follow_the_phase(before: Supervision, after: Supervision, actions: tu
                 require(bool(after.live), f"{action} with no rank")
             case _ if isinstance(action, _NEEDS_RANKS):
                 require(bool(before.live or after.live), f"{action} with no rank")
-    if after.phase in (Phase.JOINING, Phase.DONE):
+    if after.phase in (AgentPhase.JOINING, AgentPhase.DONE):
         require(after.live == after.parked, f"ranks run while {after.phase}")
-    require(after.phase is not Phase.DONE or not after.live, "ranks live at the end")
+    require(after.phase is not AgentPhase.DONE or not after.live, "ranks live at the end")

@@ -8,8 +8,7 @@ from sim_agent_invariants import check_agent_step
 from sim_invariants import check_step
 from sim_violation import Violation, require
 
-from launcher.exchange import Phase as AgentPhase
-from launcher.exchange import Send
+from launcher.exchange import AgentPhase, Send
 from rendezvous.values.events import (
     Accused,
     AgentJoined,

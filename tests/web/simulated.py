@@ -15,7 +15,7 @@ from rendezvous.access.auth import Gate
 from rendezvous.codec import answer_message, encode, wanted_in
 from rendezvous.diagnosing import stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.journal import Note
+from rendezvous.rounds.journal import LoggedEvent
 from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
 from rendezvous.values.questions import (
     GpuSeen,
@@ -187,7 +187,7 @@ class Simulation:
             traceback='Thread 20003 (MainThread)\n  File "train.py", line 88, in train\n    loss.backward()',
         )
 
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[LoggedEvent]:
         texts = [
             (1, 0, "joined", f"{self.nodes[0]} joined ({len(self.nodes)} nodes have joined)"),
             (1, 1, "sealed", f"generation 1: {self.ranks} ranks on {len(self.nodes)} nodes"),
@@ -204,7 +204,8 @@ class Simulation:
         if self.slow:
             texts.append((2, 0.8 * self.age_s, "straggler", self._slow_text(self.slow[0])))
         return [
-            Note(n + 1, self.began + at, g, kind, "", text) for n, (g, at, kind, text) in enumerate(texts)
+            LoggedEvent(n + 1, self.began + at, g, kind, "", text)
+            for n, (g, at, kind, text) in enumerate(texts)
         ]
 
     # --- as a service ------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ import torch
 
 from ddp.elastic import commits
 from ddp.elastic.files import manifest, part_file
-from ddp.elastic.files.dcp import Chunk, Place, Table, TensorEntry, UnreadableMetadata
+from ddp.elastic.files.dcp import StoredPlace, StoredRegion, Table, TensorEntry, UnreadableMetadata
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.images import leaves
 from ddp.elastic.images.image import DamagedImage, dtype_of, read_plain
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddp.elastic.images.leaves import Region
 
 
-class CheckpointError(Coded, ValueError):
+class CheckpointError(CodedError, ValueError):
     """A checkpoint that cannot be read."""
 
     code = "DDP-8001"
@@ -77,7 +77,7 @@ class Checkpoint:
     def value(self, key: str) -> Any:
         return self._load(self.table.values[key])
 
-    def _load(self, place: Place) -> Any:
+    def _load(self, place: StoredPlace) -> Any:
         (data,) = self._folder.read_ranges([(place.file, place.at, place.length)])
         if self._has_checksums and not part_file.is_intact(data):
             raise CheckpointError(
@@ -137,11 +137,11 @@ def _folders(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _add(table: Table, other: Table, inner: str) -> None:
-    def moved(place: Place) -> Place:
+    def moved(place: StoredPlace) -> StoredPlace:
         return replace(place, file=f"{inner}{place.file}")
 
     for key, entry in other.tensors.items():
-        chunks = tuple(Chunk(each.offsets, each.sizes, moved(each.place)) for each in entry.chunks)
+        chunks = tuple(StoredRegion(each.offsets, each.sizes, moved(each.place)) for each in entry.chunks)
         table.tensors[key] = TensorEntry(entry.dtype, entry.shape, chunks)
     table.values.update((key, moved(place)) for key, place in other.values.items())
     table.paths.update(other.paths)

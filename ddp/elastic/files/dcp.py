@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp.elastic.images import leaves
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,14 +29,14 @@ _METADATA = "torch.distributed.checkpoint.metadata"
 _STORAGE = "torch.distributed.checkpoint.filesystem"
 
 
-class UnreadableMetadata(Coded, ValueError):
+class UnreadableMetadata(CodedError, ValueError):
     """A `.metadata` file that cannot be used; the text gives the reason."""
 
     code = "DDP-8001"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredPlace:
     """Where an object of a checkpoint is stored, as `torch.save` has written it."""
 
     file: str
@@ -45,19 +45,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StoredRegion:
     """A region of a tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    place: Place
+    place: StoredPlace
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     dtype: str  # "torch.float32"
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredRegion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Table:
     """The contents of a checkpoint by key: the parts of its path, joined by dots."""
 
     tensors: dict[str, TensorEntry]
-    values: dict[str, Place]
+    values: dict[str, StoredPlace]
     paths: dict[str, Path]
 
 
@@ -120,7 +120,7 @@ def pickled(fragments: Iterable[Fragment]) -> bytes:
     return b"\x80\2" + _instance(_METADATA, "Metadata", _dict(state)) + b"."
 
 
-def _stored(key: str, place: Place, offset: bytes) -> bytes:
+def _stored(key: str, place: StoredPlace, offset: bytes) -> bytes:
     index = {"fqn": _plain(key), "offset": offset, "index": b"N"}
     info = {"relative_path": place.file, "offset": place.at, "length": place.length}
     return _instance(_METADATA, "MetadataIndex", _dict(index)) + _instance(
@@ -128,7 +128,7 @@ def _stored(key: str, place: Place, offset: bytes) -> bytes:
     )
 
 
-def _chunk(chunk: Chunk) -> bytes:
+def _chunk(chunk: StoredRegion) -> bytes:
     state = {"offsets": _size(chunk.offsets), "sizes": _size(chunk.sizes)}
     return _instance(_METADATA, "ChunkStorageMetadata", _dict(state))
 
@@ -250,7 +250,7 @@ def read(data: bytes | memoryview) -> Table:
 
 
 def _table(metadata: _Metadata) -> Table:
-    stored: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    stored: dict[tuple[str, tuple[int, ...] | None], StoredPlace] = {}
     for index, info in (metadata.get("storage_data") or {}).items():
         if not isinstance(index, _Index) or not isinstance(info, _Info):
             raise UnreadableMetadata("it was not written by DCP's FileSystemWriter")
@@ -259,7 +259,7 @@ def _table(metadata: _Metadata) -> Table:
                 f"its files are transformed by {info.get('transform_descriptors')}. Save it without extensions"
             )
         offset = index.get("offset")
-        place = Place(info.get("relative_path"), info.get("offset"), info.get("length"))
+        place = StoredPlace(info.get("relative_path"), info.get("offset"), info.get("length"))
         stored[index.get("fqn"), None if offset is None else tuple(offset)] = place
     tensors, values = {}, {}
     for key, entry in metadata.get("state_dict_metadata").items():
@@ -269,7 +269,7 @@ def _table(metadata: _Metadata) -> Table:
         chunks = []
         for each in entry.get("chunks"):
             offsets = tuple(each.get("offsets"))
-            chunks.append(Chunk(offsets, tuple(each.get("sizes")), stored[key, offsets]))
+            chunks.append(StoredRegion(offsets, tuple(each.get("sizes")), stored[key, offsets]))
         tensors[key] = TensorEntry(
             str(entry.get("properties").get(0)), tuple(entry.get("size")), tuple(chunks)
         )
@@ -295,7 +295,7 @@ _WRAPPERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class StateKeys:
     tensors: dict[int, Path]  # by the number in the skeleton
     values: list[tuple[Path, Any]]
 
@@ -307,13 +307,13 @@ def bare(name: str) -> str:
     return name
 
 
-def of(skeleton: dict[str, Any], names: Names) -> Keys:
+def of(skeleton: dict[str, Any], names: Names) -> StateKeys:
     """The paths of all tensors, and all other values with their paths."""
     tree = skeleton["fields"] | {
         name: _by_name(each, names[name]) if name in names else each
         for name, each in skeleton["objects"].items()
     }
-    found = Keys({}, [])
+    found = StateKeys({}, [])
     taken: set[str] = set()
 
     def unique(path: Path) -> Path:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ddp.elastic import commits
 from ddp.elastic.files import dcp, part_file
-from ddp.elastic.files.part_file import FOOTER_BYTES, Index, read_again
+from ddp.elastic.files.part_file import FOOTER_BYTES, FileIndex, read_again
 from ddp.elastic.images.image import DamagedImage, head_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _FOOTER = struct.Struct("<8sIIQ")  # magic, checksum, length of the facts, lengt
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CommitFacts:
     number: int
     lineage: str
     world_size: int
@@ -42,7 +42,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    facts: Facts | None  # None: not written by us
+    facts: CommitFacts | None  # None: not written by us
     pickle: memoryview
 
     def table(self) -> Table:
@@ -55,7 +55,7 @@ class Maker:
     def __init__(self) -> None:
         self._known: tuple[tuple[int, ...], Fragment] = ((), dcp.Fragment(b"", b"", b""))
 
-    def make(self, indexes: dict[str, Index]) -> bytes:
+    def make(self, indexes: dict[str, FileIndex]) -> bytes:
         """The bytes of a manifest. `indexes`: of all parts in their order, by the names of their files."""
         layouts = tuple(index.layout_sum for index in indexes.values())
         if self._known[0] != layouts:
@@ -64,7 +64,7 @@ class Maker:
         pickled = dcp.pickled([self._known[1], *values])
         head = head_of(bytes(next(iter(indexes.values())).sections[0]))
         sizes = tuple(index.footer.file_bytes for index in indexes.values())
-        facts = json.dumps(asdict(Facts(head.number, head.lineage, head.world_size, sizes))).encode()
+        facts = json.dumps(asdict(CommitFacts(head.number, head.lineage, head.world_size, sizes))).encode()
         checksum = zlib.crc32(facts, zlib.crc32(pickled))
         return pickled + facts + _FOOTER.pack(_MAGIC, checksum, len(facts), len(pickled))
 
@@ -79,11 +79,13 @@ def read(data: bytes) -> Manifest:
     if n_facts + n_pickle + _FOOTER.size != len(data) or zlib.crc32(data[: -_FOOTER.size]) != checksum:
         raise DamagedImage("wrong checksum of the manifest")
     fields = json.loads(data[n_pickle : n_pickle + n_facts])
-    facts = Facts(fields["number"], fields["lineage"], fields["world_size"], tuple(fields["bytes_of_parts"]))
+    facts = CommitFacts(
+        fields["number"], fields["lineage"], fields["world_size"], tuple(fields["bytes_of_parts"])
+    )
     return Manifest(facts, memoryview(data)[:n_pickle])
 
 
-def read_indexes(folder: Folder, sizes: dict[str, int]) -> dict[str, Index]:
+def read_indexes(folder: Folder, sizes: dict[str, int]) -> dict[str, FileIndex]:
     """Read the indexes of files of these sizes. Most come with one request per file, for its end."""
     ends = folder.read_ranges([(file, max(0, size - _END), min(size, _END)) for file, size in sizes.items()])
     found = {}
@@ -94,7 +96,7 @@ def read_indexes(folder: Folder, sizes: dict[str, int]) -> dict[str, Index]:
         index = end[-FOOTER_BYTES - footer.index_bytes : -FOOTER_BYTES]
         if len(index) < footer.index_bytes:
             (index,) = folder.read_ranges([(file, footer.begin, footer.index_bytes)])
-        found[file] = Index(footer, index)
+        found[file] = FileIndex(footer, index)
     return found
 
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp.elastic.files import dcp
-from ddp.elastic.files.dcp import Chunk, Place, Table, TensorEntry, key_of
+from ddp.elastic.files.dcp import StoredPlace, StoredRegion, Table, TensorEntry, key_of
 from ddp.elastic.images.image import (
     DamagedImage,
     Image,
-    Layout,
+    ImageLayout,
     data_checksum,
     dtype_of,
     head_of,
@@ -211,7 +211,7 @@ class _Plan:
     end: int
 
 
-class Encoder:
+class FileEncoder:
     """Makes the files of one rank. What is the same in the next commit is kept."""
 
     def __init__(self) -> None:
@@ -250,14 +250,14 @@ class Encoder:
         yield index
         yield _FOOTER.pack(_MAGIC, zlib.crc32(index), around, at, *map(len, sections))
 
-    def _plan(self, layout: Layout, keys: dcp.Keys) -> _Plan:
+    def _plan(self, layout: ImageLayout, keys: dcp.StateKeys) -> _Plan:
         known = (layout.leaves, layout.offsets, keys.tensors)
         if self._known is None or self._known[0] != known:
             self._known = (known, _plan(layout, keys))
         return self._known[1]
 
 
-def _plan(layout: Layout, keys: dcp.Keys) -> _Plan:
+def _plan(layout: ImageLayout, keys: dcp.StateKeys) -> _Plan:
     items, rows, end = [], [], 0
     names = {layout.leaves[number].path: key for number, key in keys.tensors.items()}
     for number, (leaf, data_at) in enumerate(zip(layout.leaves, layout.offsets, strict=True)):
@@ -303,7 +303,7 @@ def footer_of(data: bytes | memoryview) -> Footer:
     return Footer(index_sum, around, begin, tuple(lengths))
 
 
-class Index:
+class FileIndex:
     """The index of a file, checked."""
 
     def __init__(self, footer: Footer, data: bytes | memoryview) -> None:
@@ -328,17 +328,18 @@ class Index:
     def values(self, file: str) -> Table:
         """The values in this file, as DCP needs them."""
         rows = [
-            (tuple(path), Place(file, at, length)) for path, at, length in json.loads(bytes(self.sections[5]))
+            (tuple(path), StoredPlace(file, at, length))
+            for path, at, length in json.loads(bytes(self.sections[5]))
         ]
         return Table(
             {}, {key_of(path): place for path, place in rows}, {key_of(path): path for path, _place in rows}
         )
 
 
-def tables_of(indexes: dict[str, Index]) -> Table:
+def tables_of(indexes: dict[str, FileIndex]) -> Table:
     """The tensors of all parts of a commit, as DCP needs them. `indexes`: by the names of their files."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
+    chunks: dict[str, dict[tuple[int, ...], StoredRegion]] = {}
     paths = {}
     for file, index in indexes.items():
         for _path, dtype, shape, _stride, region, sharded, at, begin, length, key in index.rows():
@@ -351,8 +352,8 @@ def tables_of(indexes: dict[str, Index]) -> Table:
             if at >= 0 and not (sharded and 0 in sizes):  # DCP has no chunk without elements beside others
                 offsets = tuple(start for start, _size in region)
                 # A number that several ranks keep, each for its piece of a parameter, is there once.
-                place = Place(file, begin, length)
-                chunks.setdefault(name, {}).setdefault(offsets, Chunk(offsets, sizes, place))
+                place = StoredPlace(file, begin, length)
+                chunks.setdefault(name, {}).setdefault(offsets, StoredRegion(offsets, sizes, place))
     tensors = {key: TensorEntry(*shapes[key], tuple(chunks.get(key, {}).values())) for key in shapes}
     return Table(tensors, {}, paths)
 
@@ -364,14 +365,14 @@ class PartFile(Image):
         footer = footer_of(buffer)
         if footer.file_bytes != len(buffer):
             raise DamagedImage(f"truncated: {len(buffer)} of {footer.file_bytes} bytes")
-        self.index = Index(footer, buffer[footer.begin : -FOOTER_BYTES])
+        self.index = FileIndex(footer, buffer[footer.begin : -FOOTER_BYTES])
         self._head, self._skeleton, self._private, *_rest = self.index.sections
         self.on_disk = True
         self.index_sum, self.data_sum = footer.index_sum, footer.around
         self.data = self.whole = buffer
         self.head = head_of(bytes(self._head))
         self._rows = self.index.rows()
-        self._layout_made = Layout(
+        self._layout_made = ImageLayout(
             tuple(
                 Leaf(
                     path,
@@ -388,7 +389,7 @@ class PartFile(Image):
         )
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ImageLayout:
         return self._layout_made
 
     def leaf_sums(self) -> list[int]:

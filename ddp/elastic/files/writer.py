@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from ddp.elastic import commits
 from ddp.elastic.commits import Thinning
 from ddp.elastic.files import manifest
-from ddp.elastic.files.part_file import Encoder
+from ddp.elastic.files.part_file import FileEncoder
 from ddp.elastic.images import image
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from ddp.elastic.files.dcp import Names
@@ -34,7 +34,7 @@ log = logging.getLogger("ddp.elastic")
 _AT_EXIT_S = 60.0  # the time that an object store has to take the last commit before the process ends
 
 
-class CommitError(Coded, OSError):
+class CommitError(CodedError, OSError):
     """A commit did not reach the disk."""
 
     code = "DDP-8002"
@@ -49,7 +49,7 @@ class Writer:
         """`lineage`: the lineage of new commits; `since`: the commit from which this generation resumed."""
         self._folder, self._keep, self._prunes = folder, keep, prunes
         self._lineage, self._since = lineage, since
-        self._encoder, self._maker = Encoder(), manifest.Maker()
+        self._encoder, self._maker = FileEncoder(), manifest.Maker()
         self._thread: threading.Thread | None = None
         self._began, self._writing = 0.0, 0
         self._written = threading.Event()  # the commit of the thread is there, or has failed

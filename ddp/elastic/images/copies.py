@@ -9,17 +9,15 @@ that was captured finds the tensors where they were. Otherwise the copy is new m
 from __future__ import annotations
 
 import functools
-import os
 from array import array
 from collections import Counter
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddp.elastic.images import leaves, scratch
+from ddp.groups import core_loading
 from ddp.telemetry import torch_api
-from ddp.telemetry.contracts import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +42,8 @@ _ORDINARY = {torch.Tensor, torch.nn.Parameter}
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    if os.environ.get(NATIVE, "1") == "0":
-        return None
-    try:
-        native = import_module("ddp.elastic._bulk_copy")
-    except ImportError:
-        return None
-    return native if native.is_fast() else None
+    native = core_loading.part("ddp.elastic._bulk_copy")
+    return native if native is not None and native.is_fast() else None
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -17,13 +17,11 @@ from __future__ import annotations
 import functools
 import io
 import json
-import os
 import struct
 import warnings
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +29,8 @@ import torch
 from ddp.elastic.commits import CommitName
 from ddp.elastic.images import leaves
 from ddp.elastic.images.leaves import Leaf
-from ddp.telemetry.coded import Coded
-from ddp.telemetry.contracts import NATIVE
+from ddp.groups import core_loading
+from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,13 +48,8 @@ _SHORT = 4096  # bytes for which zlib is as good
 
 @functools.cache
 def compiled_checksums() -> ModuleType | None:
-    if os.environ.get(NATIVE, "1") == "0":
-        return None
-    try:
-        native = import_module("ddp.elastic._checksum")
-    except ImportError:
-        return None
-    return native if native.is_fast() else None
+    native = core_loading.part("ddp.elastic._checksum")
+    return native if native is not None and native.is_fast() else None
 
 
 def crc32(data: bytes | memoryview, before: int = 0) -> int:
@@ -78,14 +71,14 @@ _PAGE = 4096
 _PIECE = 8 << 20  # the bytes that are read at once
 
 
-class DamagedImage(Coded):
+class DamagedImage(CodedError):
     """An image that cannot be used; the text gives the reason."""
 
     code = "DDP-8004"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ImageHead:
     number: int
     lineage: str
     part: int | None  # None: only the private state
@@ -99,18 +92,18 @@ class Head:
 _RENAMED = {"era": "lineage"}  # fields in files of earlier versions
 
 
-def head_of(data: bytes) -> Head:
-    return Head(**{_RENAMED.get(name, name): value for name, value in json.loads(data).items()})
+def head_of(data: bytes) -> ImageHead:
+    return ImageHead(**{_RENAMED.get(name, name): value for name, value in json.loads(data).items()})
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ImageLayout:
     leaves: tuple[Leaf, ...]
     offsets: tuple[int, ...]  # -1: the tensor is described, but not stored in this image
     n_bytes: int
 
     @classmethod
-    def of(cls, leaves: list[Leaf], kept: list[bool]) -> Layout:
+    def of(cls, leaves: list[Leaf], kept: list[bool]) -> ImageLayout:
         offsets, end = [], 0
         for leaf, is_kept in zip(leaves, kept, strict=True):
             offsets.append(end if is_kept else -1)
@@ -126,7 +119,7 @@ class Layout:
         return json.dumps([self.n_bytes, rows]).encode()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Layout:
+    def unpack(cls, data: bytes) -> ImageLayout:
         n_bytes, rows = json.loads(data)
         leaves = tuple(
             Leaf(
@@ -167,7 +160,7 @@ def read_plain(data: bytes | memoryview) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class ImageIndex:
     """Everything but the data, ready to be written."""
 
     sections: tuple[bytes, bytes, bytes, bytes]
@@ -184,16 +177,16 @@ class Index:
         return self.data_at + self.data_bytes
 
 
-def index_of(head: Head, skeleton: bytes, private: bytes, layout: bytes, data_bytes: int) -> Index:
-    fields = {name: getattr(head, name) for name in Head.__slots__}
-    return Index((json.dumps(fields).encode(), skeleton, private, layout), data_bytes)
+def index_of(head: ImageHead, skeleton: bytes, private: bytes, layout: bytes, data_bytes: int) -> ImageIndex:
+    fields = {name: getattr(head, name) for name in ImageHead.__slots__}
+    return ImageIndex((json.dumps(fields).encode(), skeleton, private, layout), data_bytes)
 
 
 def begin(buffer: memoryview) -> None:
     buffer[: _PROLOGUE.size] = _prologue(_BLANK, 0, 0, (0, 0, 0, 0), 0, 0)
 
 
-def finish(buffer: memoryview, index: Index) -> None:
+def finish(buffer: memoryview, index: ImageIndex) -> None:
     """Complete an image whose data has been copied to its place."""
     text = b"".join(index.sections)
     buffer[_PROLOGUE.size : _PROLOGUE.size + len(text)] = text
@@ -246,8 +239,8 @@ class Image:
         self.head = head_of(bytes(self._head))
 
     @cached_property
-    def layout(self) -> Layout:
-        return Layout.unpack(bytes(self._layout))
+    def layout(self) -> ImageLayout:
+        return ImageLayout.unpack(bytes(self._layout))
 
     @property
     def commit(self) -> CommitName:

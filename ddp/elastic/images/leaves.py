@@ -56,7 +56,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class TensorPiece:
     """A region of a tensor that is no DTensor. A list of them stands for all that a rank has of the tensor."""
 
     tensor: torch.Tensor
@@ -91,7 +91,7 @@ class _Disassembly:
             self.tensors.append(node)
             self.paths.append(path)
             return f"{_MARK}{len(self.tensors) - 1}"
-        if isinstance(node, list) and node and isinstance(node[0], Piece):
+        if isinstance(node, list) and node and isinstance(node[0], TensorPiece):
             self.tensors.extend(node)
             self.paths.extend([path] * len(node))
             return f"{_MARK}{len(self.tensors) - len(node)}"
@@ -168,8 +168,8 @@ def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def leaf_of(tensor: torch.Tensor | Piece, path: str) -> Leaf:
-    if isinstance(tensor, Piece):
+def leaf_of(tensor: torch.Tensor | TensorPiece, path: str) -> Leaf:
+    if isinstance(tensor, TensorPiece):
         stride = tensor.tensor.stride()
         return Leaf(path, tensor.tensor.dtype, tensor.shape, stride, tensor.region, sharded=True)
     if not is_dtensor(tensor):
@@ -186,13 +186,13 @@ def leaf_of(tensor: torch.Tensor | Piece, path: str) -> Leaf:
     return Leaf(path, tensor.dtype, shape, local(tensor).stride(), region, sharded)
 
 
-def local(tensor: torch.Tensor | Piece) -> torch.Tensor:
-    if isinstance(tensor, Piece):
+def local(tensor: torch.Tensor | TensorPiece) -> torch.Tensor:
+    if isinstance(tensor, TensorPiece):
         return tensor.tensor.detach()
     return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 
-def all_local(tensors: Iterable[torch.Tensor | Piece]) -> list[torch.Tensor]:
+def all_local(tensors: Iterable[torch.Tensor | TensorPiece]) -> list[torch.Tensor]:
     """Return what `local` does, quickly; parameters may still require gradients."""
     return [each if type(each) in _ORDINARY else local(each) for each in tensors]  # type: ignore[misc]
 

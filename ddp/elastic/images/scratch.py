@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp.telemetry.coded import Coded
+from ddp.telemetry.coded import CodedError
 from ddp.telemetry.contracts import SCRATCH
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _SLOT = "local{local_rank}.slot{number}"
 _LARGE = 4 << 20  # bytes of a slot that is made in a thread
 
 
-class ScratchError(Coded, OSError):
+class ScratchError(CodedError, OSError):
     """There is no space for commits in memory."""
 
     code = "DDP-8003"

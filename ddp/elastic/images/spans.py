@@ -21,7 +21,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DeviceSpan:
     """Bytes of the data of an image that one device sends in one piece."""
 
     device: str
@@ -32,13 +32,13 @@ class Span:
         return tensor.device == self.device and self.begin <= tensor.begin < self.end
 
 
-def spans(tensors: Sequence[Stored]) -> tuple[Span, ...]:
+def spans(tensors: Sequence[Stored]) -> tuple[DeviceSpan, ...]:
     """Return the spans that have all tensors of devices, in order; `tensors`: ordered by where they begin.
 
     Small tensors of the host may lie inside of a span, such as the counts of steps in the state of Adam. Their bytes
     are written after those of the span.
     """
-    found: list[Span] = []
+    found: list[DeviceSpan] = []
     between = 0  # bytes of the host's tensors since the last span
     for each in tensors:
         if not each.n_bytes:
@@ -48,8 +48,8 @@ def spans(tensors: Sequence[Stored]) -> tuple[Span, ...]:
             continue
         end = each.begin + each.n_bytes
         if found and found[-1].device == each.device and between <= _LARGEST_GAP:
-            found[-1] = Span(each.device, found[-1].begin, end)
+            found[-1] = DeviceSpan(each.device, found[-1].begin, end)
         else:
-            found.append(Span(each.device, each.begin, end))
+            found.append(DeviceSpan(each.device, each.begin, end))
         between = 0
     return tuple(found)

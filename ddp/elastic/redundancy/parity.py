@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import struct
 import threading
 import time
 import zlib
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +20,7 @@ from ddp.elastic.images.image import DamagedImage
 from ddp.elastic.redundancy import erasure_code, placement
 from ddp.elastic.redundancy.peer_links import PeerError
 from ddp.elastic.redundancy.placement import Protected, StripeFacts, chunk_range
-from ddp.telemetry.contracts import NATIVE
+from ddp.groups import core_loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,12 +47,7 @@ WORD = 8  # the lengths of all buffers are multiples of it
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    if os.environ.get(NATIVE, "1") == "0":
-        return None
-    try:
-        return import_module("ddp.elastic._erasure")
-    except ImportError:
-        return None
+    return core_loading.part("ddp.elastic._erasure")
 
 
 def combine(rows: Sequence[Row], inputs: Sequence[memoryview], outputs: Sequence[memoryview]) -> None:

@@ -21,7 +21,7 @@ from ddp.telemetry.coded import WrongValue
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp.elastic.commits import Choice, CommitName, Holdings
+    from ddp.elastic.commits import CommitChoice, CommitName, Holdings
 
 # --- the option, and what fits the number of nodes -------------------------------------------------
 
@@ -323,7 +323,7 @@ def plan(holdings: Holdings, parities: Parities, bad: frozenset[str] = frozenset
     return None
 
 
-def _is_better(commit: CommitName, best: Choice, holdings: Holdings) -> bool:
+def _is_better(commit: CommitName, best: CommitChoice, holdings: Holdings) -> bool:
     if commit != best.commit:
         return commit.number > best.commit.number
     if not best.in_memory:

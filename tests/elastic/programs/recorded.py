@@ -61,7 +61,7 @@ def two_ranks(there):
     place = Path(os.environ["DDP_SCRATCH"])
     keepers = []
     for rank in (0, 1):
-        role = commits.Role(rank, rank, 2, keeps_replicas=rank == 0, writes_disk=True)
+        role = commits.CommitRole(rank, rank, 2, keeps_replicas=rank == 0, writes_disk=True)
         writer = Writer(open_folder(there), 1, rank == 0, "lineage", commits.CommitName(0, ""))
         signature = Signature("lineage", role, rank, 2, contents.fingerprint())
         keepers.append(Keeper(scratch.Slots([place], rank, 3), writer, signature))
