@@ -75,7 +75,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def differences(way: str, torchruns: Seen, ours: Seen) -> list[Difference]:
     """A rank that begins without torch is in a new interpreter, however it was asked to start."""
-    ways = {way} if "torch" in ours["begin"]["modules"] else {way, "cold"}
+    ways = {way} if "numpy" in ours["begin"]["modules"] else {way, "cold"}
     found = []
     for moment in torchruns:
         theirs, mine = dict(flat(torchruns[moment])), dict(flat(ours.get(moment, {})))

@@ -296,7 +296,12 @@ THIRD_PARTY = {
 # What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.
 MAY_NAME_CUDA = {"ddp.groups.membership"}
 
-MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
+MAY_IMPORT_TORCH = {
+    "launcher.template.warm",
+    "launcher.template.late_variables",
+    "launcher.template.store",
+    "launcher.preflight.self_test",
+}
 # Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"

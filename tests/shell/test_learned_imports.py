@@ -131,8 +131,8 @@ def test_a_fork_can_inherit_what_is_known() -> None:
 DIES_AT_ONCE = """
 import os, sys, time
 is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-print(os.environ["TORCHELASTIC_RESTART_COUNT"], "torch._dynamo" in sys.modules, flush=True)
 import torch
+print(os.environ["TORCHELASTIC_RESTART_COUNT"], "torch._dynamo" in sys.modules, flush=True)
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.AdamW([parameter])
 parameter.sum().backward()
@@ -213,10 +213,10 @@ def test_a_module_of_somebody_else_is_not_learned(
 # What torch._dynamo and torch._inductor have read from the environment, before and after a restart.
 CONFIGURED = """
 import os, sys, time
-before = "torch._dynamo" in sys.modules
 os.environ["TORCHDYNAMO_REPRO_LEVEL"] = "3"
 os.environ["TORCHINDUCTOR_MAX_AUTOTUNE"] = "1"
 import torch
+before = "torch._dynamo" in sys.modules
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(1, 2)).sum().backward()
