@@ -85,7 +85,8 @@ class ZygoteStarter:
         """
         if self.cgroup and not cgroup.remove(self.cgroup):
             cgroup.kill(self.cgroup)
-        tree.reap_all(os.getpid(), left_out=tree.is_in_session_of(os.getpid()))
+        own = tree.is_in_session_of(os.getpid())
+        tree.reap_all(os.getpid(), left_out=lambda pid: own(pid) or tree.is_cleaner(pid))
         if self.cgroup:
             cgroup.remove(self.cgroup)
 

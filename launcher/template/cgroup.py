@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PREFIX = "ddp-launch-"
 _ATTEMPTS = 3  # another job may remove the group while it has no member yet
@@ -43,9 +46,9 @@ def remove_left_behind(beside: str) -> None:
                 remove(os.path.join(os.path.dirname(beside), name))
 
 
-def leave(folder: str) -> bool:
-    """Move to the parent cgroup, so that `kill` does not kill the caller."""
-    return _join(os.path.dirname(folder))
+def leave(folder: str, others: Iterable[int] = ()) -> bool:
+    """Move to the parent cgroup, so that `kill` does not kill the caller and these others."""
+    return all([_join(os.path.dirname(folder), pid) for pid in (0, *others)])
 
 
 def kill(folder: str) -> None:
@@ -64,8 +67,8 @@ def remove(folder: str) -> bool:
     return True
 
 
-def _join(folder: str) -> bool:
-    return _write(os.path.join(folder, "cgroup.procs"), "0")
+def _join(folder: str, pid: int = 0) -> bool:
+    return _write(os.path.join(folder, "cgroup.procs"), str(pid))
 
 
 def _write(path: str, text: str) -> bool:

@@ -286,11 +286,11 @@ class Loop:
         self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, at, child.told))
 
     def _end(self) -> NoReturn:
-        """Kill all descendants and exit: the agent has ended or closed the socket."""
+        """Kill all descendants and exit: the agent has ended or closed the socket. Cleaners end by themselves."""
         if self._cgroup:
-            cgroup.leave(self._cgroup)
+            cgroup.leave(self._cgroup, filter(tree.is_cleaner, tree.descendants(self._pid)))
             cgroup.kill(self._cgroup)  # all at once, so that a process that keeps forking cannot escape
-        tree.reap_all(self._pid)
+        tree.reap_all(self._pid, left_out=tree.is_cleaner)
         if self._cgroup:
             cgroup.remove(self._cgroup)
         if self._scratch:
@@ -624,7 +624,7 @@ class Sweeper:
         """`kept`: the pids of the ranks that continue. `unawaited`: how many keep stores or import on trial."""
         self._order, self._kept, self._has_detached = order, frozenset(kept), False
         self._spare_until = time.monotonic() + order.patience_s
-        self._left_over = len(tree.descendants(self._pid, self._belongs_to_kept)) - unawaited
+        self._left_over = len(tree.descendants(self._pid, self._is_left_out)) - unawaited
         self.sweep(unawaited)
 
     def sweep(self, unawaited: int) -> None:
@@ -636,8 +636,8 @@ class Sweeper:
             return self._end_detached()
         spared: frozenset[int] = frozenset()
         if time.monotonic() < self._spare_until:
-            spared = tree.in_other_sessions(self._pid, self._sessions) | tree.cleaners(self._pid)
-        left = tree.kill_all(self._pid, spared, self._belongs_to_kept)
+            spared = tree.in_other_sessions(self._pid, self._sessions)
+        left = tree.kill_all(self._pid, spared, self._is_left_out)
         detached = self._among(spared) if self._kept else []
         if left - len(detached) > unawaited:
             return
@@ -660,13 +660,16 @@ class Sweeper:
         self._forget_traces()
 
     def _among(self, pids: frozenset[int]) -> list[int]:
-        """Return those of these processes that do not belong to a kept rank."""
-        found = tree.descendants(self._pid, self._belongs_to_kept) if pids else []
+        """Return those of these processes that are to end."""
+        found = tree.descendants(self._pid, self._is_left_out) if pids else []
         return [pid for pid in found if pid in pids]
 
     def _forget_traces(self) -> None:
         if not self._has_detached:
             self._traces = {trace: pid for trace, pid in self._traces.items() if pid in self._kept}
+
+    def _is_left_out(self, pid: int) -> bool:
+        return self._belongs_to_kept(pid) or tree.is_cleaner(pid)
 
     def _belongs_to_kept(self, pid: int) -> bool:
         """Whether a process belongs to a kept rank, as far as this does not follow from its parent.

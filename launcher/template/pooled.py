@@ -275,7 +275,7 @@ def _leave_streams() -> None:
 def _stay(lifeline: socket.socket, zygote: int) -> NoReturn:
     try:
         status = _await(lifeline, zygote)
-        tree.reap_all(os.getpid())
+        tree.reap_all(os.getpid(), left_out=tree.is_cleaner)
         _tell(lifeline, {"ended": status})
     finally:
         os._exit(0)

@@ -122,18 +122,15 @@ def in_other_sessions(root: int, sessions: Container[int]) -> frozenset[int]:
     return frozenset(pid for pid, stat in found if stat is not None and stat.session not in sessions)
 
 
-def cleaners(root: int) -> frozenset[int]:
-    """Return the processes below `root` that clean up after others, and end when these are gone.
+def is_cleaner(pid: int) -> bool:
+    """Whether the process cleans up after others, and ends by itself when these are gone. That of torch waits 2 s.
 
-    They hold the names of semaphores and shared memory: if they are killed, the files in /dev/shm stay.
+    It holds the names of semaphores or shared memory: if it is killed, the files in /dev/shm stay.
     """
-    return frozenset(pid for pid in descendants(root) if any(name in _command(pid) for name in _CLEANERS))
-
-
-def _command(pid: int) -> bytes:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()
-    return b""
+        command = file.read()
+        return any(name in command for name in _CLEANERS)
+    return False
 
 
 def reap_all(root: int, timeout_s: float = 10.0, left_out: Callable[[int], bool] = _none) -> bool:

@@ -13,6 +13,8 @@ from launched import FAMILY, Launched, eventually
 from ports import free_port
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launched import Launch
 
 MODES = {
@@ -99,6 +101,31 @@ def test_killed_agent_leaves_nothing_while_it_stops(launch: Launch, mode: str) -
     job.send(signal.SIGTERM)
     job.await_there("asked-0", "asked-1")
     job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+# --- a rank is killed --------------------------------------------------------------------------------
+
+CLEANS = "import os, sys, time\nsys.stdin.read(); time.sleep(2); os.unlink(sys.argv[1])\n"
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_what_cleans_up_after_a_killed_rank_ends_by_itself(
+    launch: Launch, tmp_path: Path, restarts: str
+) -> None:
+    """Torch's manager of shared memory waits 2 s after the end of the last process that has used it."""
+    cleaner, file = tmp_path / "torch_shm_manager", tmp_path / "shared"
+    cleaner.write_text(CLEANS)
+    file.touch()
+    source = (
+        "import os, signal, subprocess, sys\n"
+        "if os.environ['DDP_GENERATION'] == '2': sys.exit(0)\n"
+        f"subprocess.Popen([sys.executable, {str(cleaner)!r}, {str(file)!r}], stdin=-1, start_new_session=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    job = launch("--max-restarts", restarts, source=source, fake_torch="")
+    assert job.wait() == (0 if restarts == "1" else 137), job.stderr()
+    eventually(lambda: not file.exists())
     job.assert_nothing_left()
 
 
