@@ -22,4 +22,4 @@ def leave(exit_code: int, reason: str, code: str | None, failure: Mapping[str, o
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError:
-        pass  # whoever asked for it is gone; the exit code remains
+        pass  # its reader is gone; the exit code remains

@@ -27,7 +27,7 @@ def run_agent(spec: LaunchSpec) -> int:
     pooled = joining.take_zygote(spec, starter)
     tree.become_subreaper()  # after the pool: what is left for the next command must not be ours
     # Blocked until the agent handles them: the default action of a signal would leave a log folder and processes.
-    # And SIGTTOU for good: with `stty tostop`, a line from the background would stop the launcher.
+    # And SIGTTOU from now on: with `stty tostop`, a line from the background would stop the launcher.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*spec.handled_signals, signal.SIGTTOU})
     try:
         zygote = starter.start() if pooled is None else pooled

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.exchange import AgentEvent
 
 T = TypeVar("T")
-_OWN_SIGNAL_S = 0.5  # whoever signals all processes of a job has reached the agent by then
+_OWN_SIGNAL_S = 0.5  # a signal to all processes of a job has reached the agent by then
 
 
 async def unless_stopped(

@@ -487,12 +487,12 @@ def leave(state: Supervision, reason: str, exit_code: int) -> Step:
 #     all have parked or ended  Sweep, which spares the parked ranks; then AgentStopped(parked)
 #     StoreAt                   StartRanks: parked ranks continue, the missing ones are started
 #
-# So each rank is paused on its own. One that does not park in time is started anew, as in a restart.
+# So each rank is paused on its own. One that does not park in time is started again, as in a restart.
 #
 # Parked ranks are live. They continue only in a generation that is assigned in place. Every other way on stops them
 # with signals first: a world without this node, the end of the job, a plain restart, a loss of contact. If a parked
-# rank ends while its node waits for the next generation, it is started anew there; that is not a failure of this
-# generation. But the service must know: if it was the last one of the job, the new ranks would join nobody.
+# rank ends while its node waits for the next generation, it is started again there; that is not a failure of this
+# generation. But the service must know: if it was the last one of the job, the new ranks would find no rank to join.
 #
 # A rank may park before it is asked to, because its collective has failed. The reason is usually the end of another
 # rank, which the agent of that rank reports. If no stop follows, the agent reports the parked rank itself: otherwise

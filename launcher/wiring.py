@@ -119,7 +119,7 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
 
 
 def _journals(folder: LogFolder, limit: int, logs: LogPump) -> Journals | None:
-    """Nobody has asked for a temporary folder: what is missing there is no news."""
+    """The user did not ask for a temporary folder, so do not report what is missing there."""
 
     def complain(text: str) -> None:
         if not folder.temporary:
@@ -513,7 +513,7 @@ class WaitingMessages:
 def next_message_s(waited_s: float) -> float:
     """How long a wait is when it is mentioned again: 2 s, 10 s, then each time it has doubled, or every 10 min.
 
-    A person at a terminal must see soon what is missing; in a log, nodes that come seconds apart are no news.
+    A person at a terminal must see soon what is missing; a log does not need a line for nodes that come seconds apart.
     """
     if waited_s < _FIRST_S:
         return _FIRST_S
@@ -606,7 +606,7 @@ class UserMessages:
                 )
             case RankEnded(_, _, Cause() as cause) if before is AgentPhase.JOINING:
                 self.say(
-                    f"rank {cause.rank} ended while it was paused: {cause.reason}; it will be started anew"
+                    f"rank {cause.rank} ended while it was paused: {cause.reason}; it will be started again"
                 )
             case _:
                 pass

@@ -6,7 +6,7 @@ folder that only this user can access, so there are no tokens.
 
 The folder is in $XDG_RUNTIME_DIR, or in /tmp if that is not set or cannot be used. Both sides choose it by the same
 rule, so without the name of a job ddpctl finds the jobs of its own environment: those of another one on a shared
-account are not met by mistake. A job that is named is found in either folder, because a batch system may start it
+account do not show up here. A job that is named is found in either folder, because a batch system may start it
 without the variable that a login sets.
 """
 
@@ -39,7 +39,7 @@ def _folders() -> Iterator[str]:
 
 
 def _is_ours(folder: str) -> bool:
-    """Whether nobody else can put anything there."""
+    """Whether only this user can write there."""
     with suppress(OSError):
         found = os.lstat(folder)
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
@@ -55,7 +55,7 @@ def _is_usable(folder: str) -> bool:
 
 
 def _path(folder: str, job_id: str) -> str:
-    """The path without its ending. A name that is too long or odd is replaced by its digest."""
+    """The path without its ending. A digest replaces a name that is too long or odd."""
     path = os.path.join(folder, job_id)
     if len(os.fsencode(path)) + len(_CALLS) > _LONGEST or not re.fullmatch(
         r"\w[A-Za-z0-9_.-]*", job_id, re.ASCII

@@ -200,7 +200,7 @@ class Position:
 def live_savers(positions: tuple[Position | None, ...]) -> tuple[int, ...]:
     """The ranks that write their live state as a commit: on each node the first one that is furthest.
 
-    Nobody writes if there is an image of that state or a newer one.
+    No rank writes if there is an image of that state or a newer one.
     """
     there = [
         (rank, each) for rank, each in enumerate(positions) if each is not None and each.live is not None

@@ -528,7 +528,7 @@ class Keeper:
             return
         reason = guard.why_broken(ask=True)
         if not reason and _generation() != self._generation:
-            reason = "this process has gone on in another generation before the device had made the state"
+            reason = "this process continued in another generation before the device had made the state"
         if reason:
             raise CommitError(
                 f"{reason}. The state may be garbage, so it is not committed. The last commit is still valid"

@@ -153,7 +153,7 @@ def load(own: Mapping[str, PerRank | HookErrors], found: Mapping[str, Any] | Non
             each.load(state)
         else:
             log.warning(
-                "ddp.elastic: %s begins anew on this rank: %s",
+                "ddp.elastic: %s begins again on this rank: %s",
                 name,
                 "its state is lost, or the rank is new" if state is None else "the world has another size",
             )

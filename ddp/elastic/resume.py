@@ -196,7 +196,7 @@ def check_survivors(
     rank: int,
     in_shards: bool = False,
 ) -> None:
-    """Refuse to go on if survivors have trained, and nobody has their state; say which steps are done again."""
+    """Refuse to go on if survivors have trained, and no rank has their state; say which steps are done again."""
     if not any(positions):
         return
     if choice is None:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # A failed rank breaks the collectives of all others, or the launcher aborts them. The error unwinds the script's
 # loop up to `run`, which is outside of all collectives. There the process *parks*: it waits for the launcher, which
 # stops the generation everywhere and starts the next one. The launcher sends the environment of the next generation
-# instead of starting a new process. Then the process groups are formed anew, the state is resumed, and the loop is
+# instead of starting a new process. Then the process groups are formed again, the state is resumed, and the loop is
 # called again.
 #
 # An error parks the process in two cases: the launcher has already paused it, or the error is one of communication
@@ -262,7 +262,7 @@ _NO_FIELD = "State does not have the field {name!r}. Pass it when you create the
 class State:
     """Keep objects and values under the given names: State(model=model, optimizer=optimizer, step=0, ...).
 
-    Objects with state_dict() and load_state_dict() are saved by these methods. Other values become fields, for example
+    Objects with state_dict() and load_state_dict() are saved through them. Other values become fields, for example
     `state.step += 1`, and must be the same on all ranks. `every`: commit to memory at every n-th call of commit();
     `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there. `start_from`: a
     checkpoint of torch.distributed.checkpoint to begin with if there is no commit. `redundancy`: what other nodes

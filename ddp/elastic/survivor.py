@@ -1,4 +1,4 @@
-"""What a survivor holds: what it needs to go on without a copy, and its state as a commit if nobody has a newer one."""
+"""A survivor: what it needs to go on without a copy, and its state as a commit if no rank has a newer one."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def drop_gradients(objects: Mapping[str, Any]) -> None:
 
 # --- the commit of a survivor ----------------------------------------------------------------------
 #
-# A survivor writes what its objects hold as a commit, if nobody has a newer one.
+# A survivor writes what its objects hold as a commit, if no other rank has a newer one.
 #
 # Theory of operation
 # -------------------

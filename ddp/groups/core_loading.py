@@ -21,7 +21,7 @@ _warnings: list[str] = []
 @functools.cache
 def native() -> ModuleType | None:
     if os.environ.get(NATIVE, "1") == "0":
-        warn_once("the compiled core is disabled by DDP_NATIVE=0")
+        warn_once("DDP_NATIVE=0 disables the compiled core")
         return None
     try:
         return importlib.import_module("ddp.groups._native")

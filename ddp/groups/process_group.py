@@ -160,7 +160,7 @@ def chosen_now() -> str:
 
 
 def moved(backend: str = "") -> None:
-    """The groups were formed anew, perhaps with another rank of this process: let init() return the new place.
+    """The groups were formed again, perhaps with another rank of this process: let init() return the new place.
 
     `backend`: the one that init() would choose now.
     """

@@ -1,4 +1,4 @@
-"""Form the process groups of a surviving process anew, for the generation in its environment.
+"""Form the process groups of a surviving process again, for the generation in its environment.
 
 Theory of operation
 -------------------
@@ -9,7 +9,7 @@ script creates its groups, in the same order, with the same names, on the store 
 1. leave all old groups
 2. connect to the new store
 3. for each group: announce it, wait until its members have announced it, and form it
-4. let wrapped models start anew (`ddp.groups.wrappers`)
+4. let wrapped models start again (`ddp.groups.wrappers`)
 
 The members of a group of `shm` and `hier` are replaced in place, so the group stays the same object. If `ddp.init` has
 chosen between the two, it is chosen again: `shm` becomes `hier` when the job gets a second node. Any other group gets a
@@ -18,7 +18,7 @@ meet through the store with which the group was created, and that store ends wit
 
 Groups that the script created inside the function that `state.run` calls are only left: the script creates them again,
 when it calls this function again. `joining.joined` marks where that function begins, or the resume before it. A group
-that is created between the two is created by nobody again, so it is an `obstacle`.
+that is created between the two is not created again, so it is an `obstacle`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _log = logging.getLogger("ddp")
 _MEET_WITHIN_S = 600.0
 _CONNECT_WITHIN = timedelta(seconds=60)
 LATE_GROUP = (
-    "the script creates a group between state.resume and state.run, where it cannot be formed anew. Create it before "
+    "the script creates a group between state.resume and state.run, where it cannot be formed again. Create it before "
     "state.resume, or in the function that state.run calls"
 )
 
@@ -128,7 +128,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Work:
-    """What is to be formed anew. It is kept until all of it is formed: another failure may interrupt this."""
+    """What is to be formed again. It is kept until all of it is formed: another failure may interrupt this."""
 
     groups: list[Registered]  # in the order of their creation
     before: WorldPlace
@@ -150,7 +150,7 @@ def mark() -> None:
 
 
 def obstacle() -> str:
-    """Say why this process cannot form its groups and models anew, as far as it is known when it begins to train."""
+    """Say why this process cannot form its groups and models again, as far as it is known when it begins to train."""
     return LATE_GROUP if _has_late_groups() else wrappers.obstacle()
 
 
@@ -167,7 +167,7 @@ def is_reforming() -> bool:
 
 
 def reform() -> None:
-    """Form all groups of this process anew. Collective with the other survivors and with the replacements.
+    """Form all groups of this process again. Collective with the other survivors and with the replacements.
 
     CannotReform: this process must be replaced. Another error: a member was lost meanwhile, or the launcher has paused
     this process again; then call it again for the next generation.
@@ -190,7 +190,7 @@ def reform() -> None:
     finally:
         _reforming = False
     count, _work = len(_work.groups), None
-    _log.info("ddp: formed %d groups anew in %.0f ms", count, 1000 * (time.monotonic() - began))
+    _log.info("ddp: formed %d groups again in %.0f ms", count, 1000 * (time.monotonic() - began))
 
 
 def _take_apart() -> _Work | None:

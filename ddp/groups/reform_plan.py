@@ -1,4 +1,4 @@
-"""Which groups a surviving process forms anew, and with which ranks (pure functions).
+"""Which groups a surviving process forms again, and with which ranks (pure functions).
 
 A replacement runs the script from its top, so it forms the groups that the script forms in the new world. A survivor
 does not run the script. It knows only the groups that it had, so it derives their new ranks:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CannotReform(CodedError, RuntimeError):
-    """This process cannot form its groups anew. It must be replaced by a new process."""
+    """This process cannot form its groups again. A new process must replace it."""
 
     code = "DDP-7004"
 

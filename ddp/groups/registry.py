@@ -1,7 +1,7 @@
 """The process groups that torch.distributed has registered: read, removed, and registered again.
 
 torch keeps tables from group objects to names, ranks, stores and backends. A group whose members are replaced stays in
-these tables, with its new store and ranks. A group that cannot be changed is created anew under the same name.
+these tables, with its new store and ranks. A group that cannot be changed is created again under the same name.
 """
 
 from __future__ import annotations

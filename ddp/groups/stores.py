@@ -1,6 +1,6 @@
 """Waiting on a store of torch, so that a wait ends when its reason has gone.
 
-`Store.wait` cannot be interrupted, and torch prints warnings each time that a wait of it ends in vain. So a wait that
+`Store.wait` cannot be interrupted, and torch prints warnings each time that such a wait times out. So a wait that
 may be interrupted asks the store again and again.
 """
 

@@ -8,7 +8,7 @@ that still holds the old one (a variable of the script, an optimizer, a device m
 - The old group is entered in torch's tables like its successor (`ddp.groups.registry`).
 
 C++ code does not see this. torch finds groups for compiled code by name, and the successor has the same name. The
-reducer of torch's DDP is created anew (`ddp.groups.wrappers`).
+reducer of torch's DDP is created again (`ddp.groups.wrappers`).
 
 For a class in Python, torch takes an inherited wrapper for an override. See `ddp/telemetry/collective_marks.py`, which
 solves this in the same way: a wrapper has the name of the method that it wraps, and calls the method itself.
@@ -29,7 +29,7 @@ from ddp.telemetry.collective_marks import copy_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# By the identity of the old group: torch's class may define equality. The old group is kept by whoever still uses it.
+# By the identity of the old group: torch's class may define equality. Code that still uses the old group keeps it.
 _next: dict[int, tuple[weakref.ref[Any], Any]] = {}
 _is_installed: list[bool] = []
 

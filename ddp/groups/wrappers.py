@@ -1,4 +1,4 @@
-"""Wrapped models (DistributedDataParallel, torch's and ours) start anew with the groups that were formed anew.
+"""Wrapped models (DistributedDataParallel, torch's and ours) start again with the groups that were formed again.
 
 A replacement has just wrapped its model. So the survivors return to the same point: the first plan of buckets, no
 observed order, no backward in progress. Gradients are dropped, also those that were accumulated under `no_sync()`: the
@@ -8,7 +8,7 @@ torch's class gets a new reducer, as when it is unpickled. Its `_update_process_
 which a replacement does not have. A class of ours registers a function of its own (`renew_with`).
 
 The state of a communication hook, such as the error feedback of PowerSGD, belongs to a rank and is lost with it. Ranks
-with different states would send different amounts. So the state starts anew on all ranks, as after a restart.
+with different states would send different amounts. So the state starts again on all ranks, as after a restart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # --- models whose parameters are DTensors ----------------------------------------------------------
 #
-# Models in shards (FSDP2, HSDP) go on after an interrupted step, with the groups that were formed anew.
+# Models in shards (FSDP2, HSDP) go on after an interrupted step, with the groups that were formed again.
 #
 # Theory of operation
 # -------------------
@@ -236,7 +236,7 @@ def watch_from_start() -> None:
 
 
 def find_unnoticed() -> None:
-    """Find wrappers that nobody noted: made before, or by `copy.deepcopy`. It looks at all objects, so only once."""
+    """Find wrappers that were not noted: made before, or by `copy.deepcopy`. It looks at all objects, so only once."""
     if _searched or not _watching:
         return
     _searched.append(True)
@@ -265,7 +265,7 @@ def remember() -> None:
 
 
 def obstacle() -> str:
-    """Say why a model of this process cannot start anew; "" if this is not known yet."""
+    """Say why a model of this process cannot start again; "" if this is not known yet."""
     return obstacle_of_shards()
 
 
@@ -282,7 +282,7 @@ def _is_wrapper(kind: type) -> bool:
 
 
 def renew_all() -> None:
-    """Let all wrapped models start anew. CannotReform: one of them cannot."""
+    """Let all wrapped models start again. CannotReform: one of them cannot."""
     renew_shards()
     for wrapper in list(_live):
         if "reducer" not in vars(wrapper):
@@ -357,7 +357,7 @@ def _check(wrapper: Any, hooks: list[Any]) -> None:
 
 
 def renew_hook_state(state: Any) -> None:
-    """Let the state of a hook start anew. CannotReform: it is not known how."""
+    """Let the state of a hook start again. CannotReform: it is not known how."""
     if state is None or isinstance(state, dist.ProcessGroup | weakref.ref):
         return
     start_anew = getattr(state, "start_anew", None)
@@ -388,4 +388,4 @@ def _renew_torchs_state(state: Any) -> None:
     elif name == "_AllreduceUpcastHookState":  # of mixed precision
         state.wait_for_stream_enqueued = False
     else:
-        raise CannotReform(f"it is not known how the state of torch's hook {name} starts anew")
+        raise CannotReform(f"it is not known how the state of torch's hook {name} starts again")

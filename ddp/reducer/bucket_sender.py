@@ -48,7 +48,7 @@ class ReducerSettings:
 class PartialSums(Protocol):
     """Sums that the gradients of a backward complete (`ddp/elastic/logical/logical_world.py`).
 
-    The sum over all ranks is divided by `divisor`, after it is complete: a factor before would round twice.
+    `divisor` divides the complete sum over all ranks: a factor before would round twice.
     """
 
     divisor: float

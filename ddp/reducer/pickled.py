@@ -3,7 +3,7 @@
 A process group cannot be pickled. torch's class refuses wrappers on a group of their own; one on the default group
 comes back on the default group. Ours notes which ranks its group had. It comes back on a group of this process with the
 same ranks, preferably the one with the same name: a copy then has the group of the original. A group of all ranks may
-also be the default group, as when the pickle is read by another job.
+also be the default group, as when another job reads the pickle.
 """
 
 from __future__ import annotations

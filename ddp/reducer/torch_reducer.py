@@ -213,16 +213,16 @@ def reducer_of(model: object, function: str) -> Reducer:
     return reducer.core
 
 
-# --- start anew ------------------------------------------------------------------------------------
+# --- start again ------------------------------------------------------------------------------------
 #
-# A wrapped model of ours returns to the state after its construction, with groups that were formed anew.
+# A wrapped model of ours returns to the state after its construction, with groups that were formed again.
 #
 # A replacement has constructed its model just now. All ranks must have the same plan of buckets, so the survivors
 # return to the first plan as well. The reducer stays the same object: the diagnostics and the optimizer hold it.
 
 
 def renew_wrapper(wrapper: Any) -> None:
-    """Let a `DistributedDataParallel` of ours start anew. CannotReform: the state of its hook cannot."""
+    """Let a `DistributedDataParallel` of ours start again. CannotReform: the state of its hook cannot."""
     core: Reducer = wrapper.reducer.core
     groups = tuple(successors.of(group) for group in core.settings.groups)
     if wrapper.__dict__.get("_groups"):

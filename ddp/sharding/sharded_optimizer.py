@@ -328,12 +328,12 @@ class ShardedOptimizer(Optimizer, Joinable):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._made:
             raise WrongUse(
-                "add_param_group() is not supported by ShardedOptimizer. Create a new model wrapper and optimizer"
+                "ShardedOptimizer does not support add_param_group(). Create a new model wrapper and optimizer"
             )
         super().add_param_group(param_group)
 
     def start_anew(self) -> None:
-        """Cut shards for the group that was formed anew; it may have another size. Their state begins empty.
+        """Cut shards for the group that was formed again; it may have another size. Their state begins empty.
 
         A rank was lost, and its share with it. So the shares of all ranks come from a commit (`ddp.elastic`).
         """

@@ -1,7 +1,7 @@
 """Whether the current stream records a graph, such as a CUDA graph, instead of running its work.
 
 During a capture, work has no result yet. The device refuses to be asked whether something is done, and to be waited
-for: either question breaks the capture. So nothing of ours asks, and what would need an answer is refused in words.
+for: either question breaks the capture. So our code does not ask, and refuses with a message what would need an answer.
 """
 
 from __future__ import annotations

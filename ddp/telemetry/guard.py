@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 # --- own descriptors -------------------------------------------------------------------------------
 #
-# Descriptors that an observer holds in a process of somebody else's.
+# Descriptors that an observer holds in the process of a script.
 #
 # A program may close every descriptor that it does not know, as daemons do, and open files of its own under the same
 # numbers. An observer that goes on to use these numbers reads what is not its own, and writes into it.
@@ -115,7 +115,7 @@ class Release:
         self._thread = BlockedThread() if on else None
 
     def begin(self) -> dict[str, Any]:
-        """Abort all groups, and return what the launcher is told about it."""
+        """Abort all groups, and return the report to the launcher."""
         began = time.monotonic()
         self._aborting = [(group, _start_abort(group)) for group in torch_api.groups()]
         n_cut = self._peers.shut_down_all()

@@ -44,7 +44,7 @@ def request(seconds: float, path: str, report: Callable[[str, int], None]) -> No
 
 
 def withdraw() -> None:
-    """Nobody waits any more: forget a request that has not begun."""
+    """Forget a request that has not begun: its client has left."""
     if _first._open is not None and _first._open.profiler is None:
         _first._open = None
 

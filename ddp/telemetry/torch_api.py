@@ -139,7 +139,7 @@ def shard_of_dtensor() -> Any:
 def skip_in_dynamo(package: str) -> None:
     """Make torch.compile skip a package, as it skips torch's DDP.
 
-    Once in a process: each call makes torch compile a regular expression of hundreds of folders anew.
+    Once in a process: each call makes torch compile a regular expression of hundreds of folders again.
     """
     get(torch_names.SKIPPED_BY_DYNAMO)(package)
 

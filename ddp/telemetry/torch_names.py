@@ -232,7 +232,7 @@ ON_OBJECTS: dict[str, str] = {
     "_fsdp_param_groups": "FSDPState: the parameters that are gathered together",
     "_state_ctx": "FSDPState: what all states of a model have in common",
     "_is_root": "FSDPState: whether it is that of a whole model; None before the first forward",
-    "_all_gather_result": "FSDPParamGroup: an all-gather that nobody has waited for",
+    "_all_gather_result": "FSDPParamGroup: an all-gather without a wait",
     FULL_PRECISION: "torch.nn.Parameter: its data, while mixed precision lets a copy stand for it",
     HOOK_OF_FORWARD: "torch.nn.Parameter: the hook that mixed precision has registered in a forward",
     "_submodule_to_event": "DistributedDataParallel: the events of copies for which mixed precision has not waited",
@@ -289,7 +289,7 @@ GROUP_METHODS: dict[str, str] = {
 LAUNCHER: dict[str, str] = {
     "TCPStore(master_listen_fd)": "launcher.template.store: the store serves a socket that listens already",
     "TCPStore(is_master)": "launcher.template.store: whether a store serves or connects, by name or as third argument",
-    "default_generator": "launcher.template.loop: torch's random numbers start anew in each rank",
+    "default_generator": "launcher.template.loop: torch's random numbers start again in each rank",
     "get_device_module(...).is_initialized": "launcher.template.warm: a process that uses a GPU cannot be forked",
     "flight recorder, JSON": "launcher.health.flight_recorder: version, entries, pg_config",
     "flight recorder, pickle": "launcher.health.flight_recorder: what NCCL's watchdog writes",

@@ -1,6 +1,6 @@
 """Answers questions about the ranks of this node: what they do, their stacks, their output.
 
-Nothing here changes the state of the agent, and no answer can fail the job: an error becomes an answer in words.
+Nothing here changes the state of the agent, and no answer can fail the job: an error becomes an answer with a message.
 Answers that read files or wait for ranks run beside the agent's main loop, a few at a time.
 """
 
@@ -73,7 +73,7 @@ class Desk:
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
         self._followers = 0  # questions about output that wait for more of it
-        self._asks_again_until = 0.0  # somebody who follows the output is about to ask for more
+        self._asks_again_until = 0.0  # a client that follows the output is about to ask for more
         self._ending_at: float | None = None
 
     def begin(self, state: Callable[[], Supervision]) -> None:

@@ -141,7 +141,7 @@ def _next_piece(stream: _Stream, budget: int) -> tuple[LogPiece | None, bool]:
     segment_end = kept.size if is_last else kept.marks[stream.segment + 1][1]
     end = min(segment_end, stream.at + _SEGMENT)
     data = _bytes(stream.path, kept, stream.at, end)
-    if len(data) < end - stream.at:  # somebody has changed the file
+    if len(data) < end - stream.at:  # another program has changed the file
         piece = _piece(stream, time, data)
         stream.at = kept.size
         return piece, False

@@ -141,7 +141,7 @@ def _steps(view: RankView, kept: Mapping[int, int]) -> int:
 
 
 def _first_step_at(view: RankView, now: float, kept: Mapping[int, int]) -> float:
-    """Known if few steps were finished since; a number that the script has set is no count."""
+    """Known if few steps were finished since; a number that the script has set is not a count."""
     done = _steps(view, kept)
     later = (done - 1) * view.mean_step_s if view.mean_step_s > 0 and done < _COUNTED else 0.0
     return now - view.step_s - later

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _PATIENCE_S = 5.0
 _TERMINAL_S = 5.0  # for a terminal that is slow to take the last lines
-_STOPPED_S = 5.0  # for the reader of a pipe after a stop signal: whoever sent it waits for us
-_LAST_WORDS_S = 0.5  # for the final message after a signal, if somebody reads it
+_STOPPED_S = 5.0  # for the reader of a pipe after a stop signal: its sender waits for us
+_LAST_WORDS_S = 0.5  # for the final message after a signal, if there is a reader
 _FAILED = 1  # replaces a code that a scheduler would attribute to this machine
 
 

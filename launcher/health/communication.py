@@ -195,7 +195,7 @@ class CommunicationWatch:
             self._happened(CommunicationFailed(lost.generation, cause))
 
     async def _report_if_it_still_runs(self, lost: Lost, local_rank: int) -> None:
-        """A rank that heals waits until it is paused. If it has not finished a step since, nobody else has failed."""
+        """A rank that heals waits until it is paused. If it has not finished a step since, no other rank has failed."""
         before = await self._ranks.facts_of(local_rank)
         await asyncio.sleep(_STILL_RUNS_S)
         now = await self._ranks.facts_of(local_rank)

@@ -1,7 +1,7 @@
 """The agent's side of the guards (monitor threads in the ranks): receives error reports and sends commands.
 
 Each rank's guard (ddp/telemetry/guard.py) connects to one socket in the node's scratch folder and sends lines of
-JSON. Only this user can access the folder. A rank without a guard is stopped by signals only.
+JSON. Only this user can access the folder. Only signals stop a rank without a guard.
 
 A rank inside `ddp.elastic`'s `State.run` *heals*: its guard can pause it. Then the rank leaves its collectives, reports
 that it is *parked*, and waits. It continues as a rank of a later generation, with the environment that the agent sends:

@@ -273,7 +273,7 @@ def _text(field: int | bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="replace")
 
 
-# --- in words ----------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------
 
 
 def in_words(rank: RankView) -> str:

@@ -4,7 +4,7 @@ The rank's own threads come first. If they do not answer, py-spy does, if it is 
 adds the frames of native code. A process that is stopped, or in uninterruptible sleep, cannot respond, and the report
 says so. All of this runs in a thread with a time limit, because reading /proc of a hanging process can also block.
 
-Each thread writes its own Python stack, in the handler of a signal (launcher/template/stacks.py), so that nobody reads
+Each thread writes its own Python stack, in the handler of a signal (launcher/template/stacks.py), so that none reads
 frames while another thread changes them. The kernel shows when a thread is done: it blocks a signal while its handler
 runs. Threads of native libraries get the signal too, and write nothing.
 """
@@ -250,8 +250,8 @@ def _outcome(tool: subprocess.Popen[str] | None) -> str:
 #
 # The frames of native code of a rank, read from outside by a tool of the node: py-spy, eu-stack or gdb.
 #
-# The rank stands still while the tool reads it, for a fraction of a second up to a few seconds with gdb. So this is
-# done only when somebody asks for it. A hang inquiry has a shorter limit (`launcher.health.stacks`).
+# The tool stops the rank while it reads, for a fraction of a second up to a few seconds with gdb. So this is
+# done only on request. A hang inquiry has a shorter limit (`launcher.health.stacks`).
 
 _BUDGET_S = 25.0  # gdb reads the symbols of torch
 _MOST_BYTES = 160 * 1024

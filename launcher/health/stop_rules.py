@@ -72,7 +72,7 @@ class Throughput:
         return self.condition.for_s / _SAMPLES
 
     def begun(self) -> Throughput:
-        """The ranks have started anew: the time of the restart does not count."""
+        """The ranks have started again: the time of the restart does not count."""
         return replace(self, samples=())
 
     def added(self, now: float, steps: int | None) -> tuple[Throughput, Met | None]:

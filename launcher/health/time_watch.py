@@ -120,7 +120,7 @@ class TimeWatch:
     # --- reports -------------------------------------------------------------------------------------
 
     def before_sending(self, message: FromAgent) -> None:
-        """Send the time first: the service may close the books with this message."""
+        """Send the time first: the service may sum up the job with this message."""
         if isinstance(message, _LAST_REPORT_BEFORE):
             self._report()
 
@@ -171,7 +171,7 @@ class TimeWatch:
         return RankTime(first + local_rank, spent, *counts, has_page=True, hidden=hidden)
 
     def summary(self, outcome: Outcome | None) -> str:
-        """The time of the job in words, on its first node; of this node if it was stopped alone. "" if unknown."""
+        """The time of the job as text, on its first node; of this node if it was stopped alone. "" if unknown."""
         job = outcome.time if outcome is not None else self._node_time()
         mine = self._state.assignment if self._state is not None else None
         if job is None or mine is None or (outcome is not None and mine.node_rank != 0):

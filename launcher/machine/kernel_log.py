@@ -1,6 +1,6 @@
 """Reads Xid errors from the kernel log: /dev/kmsg, which is often readable only by root, else the journal.
 
-The journal can also be read by members of the groups systemd-journal and adm. It is asked only once, before the start:
+Members of the groups systemd-journal and adm can also read the journal. It is asked only once, before the start:
 following it would need a process of its own.
 """
 

@@ -7,7 +7,7 @@ The driver writes such a line to the kernel log, and NVML delivers its number as
 
     NVRM: Xid (PCI:0000:cb:00): 13, pid=4711, name=python3, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0)
 
-Some errors have no number: a GPU that leaves the bus while the driver starts is reported in words. It counts as Xid 79.
+Some errors have no number: a GPU that leaves the bus while the driver starts is reported as text. It counts as Xid 79.
 """
 
 from __future__ import annotations

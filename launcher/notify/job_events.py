@@ -1,7 +1,7 @@
 """What happens to the job, as objects for `--on-event` and entry points (docs/events.md). Pure.
 
 The agent of node rank 0 reports what concerns the whole job, so that it is reported once. If that node is lost, the
-agent of node rank 1 does. What concerns one node is reported by its own agent.
+agent of node rank 1 does. Each agent reports what concerns its own node.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Exporter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
             self._thread.start()
-        with suppress(queue.Full):  # the endpoint does not answer, which is told
+        with suppress(queue.Full):  # the endpoint does not answer; a line has said so
             self._spans.put_nowait(spans)
 
     def close(self) -> None:

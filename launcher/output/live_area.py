@@ -57,7 +57,7 @@ def drawn(blocks: tuple[LiveBlock, ...], status: str, size: Size, is_colored: bo
 def erased(area: bytes, columns: int = 0) -> bytes:
     """Return the bytes that erase the area, and leave the cursor where it began.
 
-    `columns`: the window has become that narrow, and the terminal has wrapped the rows anew. Row by row: to erase the
+    `columns`: the window has become that narrow, and the terminal has wrapped the rows again. Row by row: to erase the
     rest of the screen makes tmux keep a copy if the area begins at its top.
     """
     if not area:
@@ -70,7 +70,7 @@ def erased(area: bytes, columns: int = 0) -> bytes:
 
 
 def wraps_anew(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal wraps its rows anew when the window gets narrower. Some cut them instead."""
+    """Return whether the terminal wraps its rows again when the window gets narrower. Some cut them instead."""
     if environ.get("TMUX"):
         return True
     return not (environ.get("XTERM_VERSION") or environ.get("STY")) and not environ.get(

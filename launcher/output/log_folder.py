@@ -78,7 +78,7 @@ def _why_elsewhere(path: str) -> str:
 def _temporary(name: str) -> str:
     """Create the folder where Python puts temporary files. The path is absolute, as scripts may change their folder.
 
-    The name has a random part: process numbers come again, as in a container that is started anew with its old /tmp.
+    The name has a random part: process numbers come again, as in a container that is started again with its old /tmp.
     """
     reason = ""
     for root in temporary_roots():

@@ -79,7 +79,7 @@ class LogPump:
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
         self._deadline: float | None = None  # of close, for terminals
-        self._is_abandoned = False  # nobody waits any more for readers
+        self._is_abandoned = False  # the command does not wait for readers any more
         self._left: dict[int, int] | None = None  # at the end: what each pipe may still hold
         self._shown_all = False
         self._times_blocked = 0
@@ -163,7 +163,7 @@ class LogPump:
             self._ask(terminal.forget_area)
 
     def blocked_ranks(self) -> list[int]:
-        """Return the ranks that wait until somebody reads the output of this command."""
+        """Return the ranks that wait until a reader takes the output of this command."""
         streams = (self._streams.get(fd) for fd in self._throttle.blocked())
         return [
             each.label.rank for each in streams if each is not None and each.label.generation == self._newest
@@ -477,7 +477,7 @@ class RankStream:
 # How a rank's stream reaches the pump: through a pipe, or through a pseudo-terminal if a person watches.
 #
 # Libraries show bars and colours only on a terminal, so a stream that is shown on one gets a pseudo-terminal. It
-# passes bytes on as a pipe does: nothing is translated. It is nobody's controlling terminal, so it sends no signals.
+# passes bytes on as a pipe does: nothing is translated. It controls no process, so it sends no signals.
 #
 # The machine has a limited number of pseudo-terminals, which logins need as well. After TERMINALS_LIMIT, and if the
 # system gives none, streams get pipes.
@@ -591,7 +591,7 @@ class LatestStreams:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, int, Streams], RankStream] = {}
-        # Called on the pump's thread with all output, if somebody watches it.
+        # Called on the pump's thread with all output, if there is a watcher.
         self.on_output: Callable[[RankLabel, str, bytes], None] | None = None
 
     def add(self, stream: RankStream) -> None:
@@ -622,7 +622,7 @@ class LatestStreams:
     def move(self, moves: Iterable[Move]) -> list[tuple[RankStream, RankLabel]]:
         """Find the streams of ranks that keep their processes under their new labels. Return them with these.
 
-        Their tails begin anew: what such a rank wrote before says nothing about a failure that comes later.
+        Their tails begin again: what such a rank wrote before says nothing about a failure that comes later.
         """
         with self._lock:
             moved = [

@@ -5,7 +5,7 @@ a line is shown in parts. If another stream writes between two parts, the second
 
 * A line that is longer than HELD_LIMIT.
 * A line that is redrawn, as a progress bar: what there is of it is passed on once a second.
-* On a terminal that cannot redraw, a line that stands still is passed on, because it may be a prompt.
+* On a terminal that cannot redraw, a line that does not change is passed on, because it may be a prompt.
 """
 
 from __future__ import annotations

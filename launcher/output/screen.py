@@ -271,7 +271,7 @@ class RedrawnRows:
         return self if self.ascent is None else replace(self, top=self.ascent, ascent=None)
 
     def without(self, count: int) -> RedrawnRows:
-        """Count the rows anew after some at the top are finished."""
+        """Count the rows again after some at the top are finished."""
         if not count or self.top is self.ascent is None:
             return self
         top, ascent = (None if at is None else max(0, at - count) for at in (self.top, self.ascent))
@@ -501,7 +501,7 @@ def _late_at(canvas: Canvas, before: float | None, now: float) -> float | None:
 
 # --- hidden states ----------------------------------------------------------------------------------
 #
-# Leaves out what nobody sees: states of a progress bar that the same write overwrites. Pure.
+# Leaves out what would not be seen: states of a progress bar that the same write overwrites. Pure.
 
 # Text in which each character has one column: printable ASCII, and the blocks and lines that bars consist of (three
 # bytes each). There, what one state of a bar leaves of the one before is a matter of lengths.

@@ -5,7 +5,7 @@
 * `lines`: what scrolls on the terminal. Rows that can still change are drawn below it (`launcher.output.live_area`).
 * `record`: the same for the log of a rank that has a terminal. There a line may have any length.
 
-Nobody can read more than INTERPRETED bytes a second. Of a stream that writes more, and of bytes that are no text, lines
+A person cannot read more than INTERPRETED bytes a second. Of a stream that writes more, and of binary data, lines
 are shown without what moves the cursor, so that the rank does not wait for the interpretation.
 """
 

@@ -355,7 +355,7 @@ class Report:
     versions: Versions = field(default_factory=Versions)
     took_s: float = 0.0
     block: str = ""  # the place of the node in the network
-    hardware: str = ""  # its GPUs and their links, in words
+    hardware: str = ""  # its GPUs and their links, as text
 
     @property
     def healthy(self) -> bool:
@@ -628,7 +628,9 @@ def _fabric(gpus: Sequence[Gpu]) -> Iterator[Check]:
 def _persistence(gpus: Sequence[Gpu]) -> Iterator[Check]:
     off = [gpu for gpu in gpus if gpu.persistence is False]
     if off:
-        found = f"off for GPU {_named(off)}: the driver initializes it anew for each job, which takes seconds"
+        found = (
+            f"off for GPU {_named(off)}: the driver initializes it again for each job, which takes seconds"
+        )
         advice = "start nvidia-persistenced, or run nvidia-smi -pm 1"
         yield Check("GPU persistence", Grade.OK, found, advice=advice)
 

@@ -201,7 +201,7 @@ def _slow_nodes(counted: Sequence[MeasuredLink], slow: Sequence[MeasuredLink]) -
     return tuple(found)
 
 
-# --- in words --------------------------------------------------------------------------------------------
+# --- as text --------------------------------------------------------------------------------------------
 
 
 def checks_of(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:

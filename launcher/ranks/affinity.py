@@ -16,7 +16,7 @@ where the cores per rank remain highest. In the second, ranks get whole nodes, w
 A NUMA node with few CPUs may remain unused. In a data-parallel step all ranks wait for the slowest one, so a small
 share costs more than a few idle cores.
 
-Only CPUs that the launcher may use are considered. Cores and caches are identified by their lowest CPU, even if the
+Only CPUs that the launcher may use are considered. The lowest CPU identifies a core or cache, even if the
 launcher may not use that CPU.
 """
 

@@ -115,7 +115,7 @@ def _unit(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
 
 
 def continued_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a rank that keeps its process changes in its environment: others join it, it joins nobody."""
+    """Return what a rank that keeps its process changes in its environment: it joins no rank, the others join it."""
     return rank_env(spec, place, environ) | {JOINS: ""}
 
 

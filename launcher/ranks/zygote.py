@@ -165,7 +165,7 @@ class Zygote:
         return self.pid
 
     def resume(self) -> None:
-        """Let the zygote continue if somebody has stopped it."""
+        """Let the zygote continue if a signal has stopped it."""
         if pid := self.process():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
@@ -208,7 +208,7 @@ def _nothing() -> None:
 #
 # Finds out whether a script sets variables that torch reads when it is imported.
 #
-# Ranks that are forked from a process with torch would ignore such a variable without a word. So these scripts start
+# Ranks that are forked from a process with torch would ignore such a variable without a message. So these scripts start
 # without the fork. The script and the modules of its own folder that it imports are searched for the names; an
 # installed module that sets such a variable is not found here, but in the ranks (`launcher.template.late_variables`).
 

@@ -163,7 +163,7 @@ class ZygoteWatch:
             look = partial(self._look, zygote, signum, pids)
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, look, more - 1)
         elif signum != signal.SIGKILL:
-            for pid in pids:  # this number is still theirs, since nobody else awaits their end
+            for pid in pids:  # this number is still theirs, since only the zygote awaits their end
                 with contextlib.suppress(OSError):
                     os.kill(pid, signum)
         else:

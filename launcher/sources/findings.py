@@ -205,7 +205,7 @@ def _cordon(spec: Mapping[str, Any], labels: Mapping[str, Any]) -> Iterator[Heal
     if state.startswith(_STATES):
         yield HealthFinding(Severity.UNFIT, f"label {_STATE_LABEL}", state)
     elif spec.get("unschedulable"):
-        text = "no new pods are placed here; somebody may want to empty the node"
+        text = "no new pods are placed here; an operator may want to empty the node"
         yield HealthFinding(Severity.WARNING, "cordoned", text)
 
 

@@ -22,6 +22,6 @@ then kills all its descendants, and then exits. When the zygote dies, the ranks 
 signal, and processes that they started become children of the agent, which is a subreaper too. If a cgroup can be
 created, it also kills processes that neither of the two finds.
 
-The modules here are loaded by path under a private package name, never by searching `sys.path`. They import only the
+The interpreter loads the modules here from their path, under a private package name. They import only the
 standard library. So a script called `launcher.py` can neither shadow these modules nor be shadowed by them.
 """

@@ -1,7 +1,7 @@
 """Which environment variables an import reads: their values are part of what it leaves behind.
 
 Python code reads them through `os.environ`. Native code reads them when its library is loaded, which nothing shows. So
-these are known by the beginnings of their names.
+the beginnings of their names identify these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Variables that a script sets before it imports torch. The zygote has imported torch without them.
 
 The launcher searches the script for such variables before it starts (`launcher.ranks.zygote`), but not the
-packages that are installed. So a rank compares the variables when the script first imports torch. It cannot start anew
+packages that are installed. So a rank compares the variables when the script first imports torch. It cannot start again
 then, because it would repeat what the script has done. It tells the zygote, and the agent warns the user.
 
 Until then, torch's modules are not in `sys.modules`, as in a new interpreter. The finder of modules on `sys.path`

@@ -571,7 +571,7 @@ def _in_words(status: int) -> str:
 #
 # A sweep ends when nothing is left that it has to end. A process in a session of its own was made to survive its
 # rank: it may still save what the rank has sent it, so it has some time. So have the processes by which
-# multiprocessing and torch remove semaphores and shared memory: they end by themselves as soon as nobody uses these
+# multiprocessing and torch remove semaphores and shared memory: they end by themselves as soon as no process uses these
 # any more.
 #
 # If ranks keep their processes over a failure (they are *kept*), the sweep must not touch anything of theirs. A

@@ -90,7 +90,7 @@ class Keeping(NamedTuple):
 
 
 class KeeperEnded(NamedTuple):
-    """The process that kept the store of this generation has ended, and nobody had ended it."""
+    """The process that kept the store of this generation has ended by itself."""
 
     generation: int
     reason: str

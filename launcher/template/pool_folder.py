@@ -68,7 +68,7 @@ class PoolFolder:
         return found if found.boot == boot_id() else None
 
     def is_on(self) -> bool:
-        """Also turn the pool off if nobody has used it for too long. A template does that itself, if there is one."""
+        """Also turn the pool off if no command has used it for too long. A template does that itself."""
         settings = self.settings()
         if settings is None:
             return False
@@ -164,7 +164,7 @@ class PoolFolder:
     # --- notes ---------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Write a line for `warm status`. It is no error if that is not possible."""
+        """Write a line for `warm status`. If that is not possible, do nothing."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {' '.join(text.split())}\n"
         with contextlib.suppress(OSError):
             old = self.notes()

@@ -53,7 +53,7 @@ def name_of(key: Key) -> str:
 
 
 def differences(mine: Key, theirs: Key) -> list[str]:
-    """Say in words why a template does not serve a command. `theirs`: see `of_template`."""
+    """Say why a template does not serve a command. `theirs`: see `of_template`."""
     found = []
     for name in sorted(theirs.keys() | {each for each in mine if _is_of_start(each)}):
         here, there = mine.get(name, _NOT_SET), theirs.get(name, _NOT_SET)

@@ -9,7 +9,7 @@ quick: either the reason why not, or a fork (the guardian), whose fork in turn c
 
 The template itself never runs a job. So nothing of a job can reach the next one, and many jobs can run at a time.
 
-It ends when it has served nobody for a while, when it is told to, and when a file that it has imported has changed.
+It ends when it has served no command for a while, on request, and when a file that it has imported has changed.
 """
 
 from __future__ import annotations

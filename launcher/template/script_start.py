@@ -227,7 +227,7 @@ def _is_another_terminal(fd: int) -> bool:
 
 
 def keep_from_keyboard(env: dict[str, str]) -> None:
-    """In any process that becomes a rank, also one that is no Python."""
+    """In any process that becomes a rank, also one that is not Python."""
     if env.get(DEBUG) == DEBUG_OTHER:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

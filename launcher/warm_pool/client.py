@@ -52,7 +52,7 @@ def _ask_for_zygote(
     except OSError as error:
         raise NotServed(f"its template cannot be reached: {error.strerror}") from None
     try:
-        # Without descriptors yet: those that nobody receives would keep the output of the command open.
+        # Without descriptors yet: those that are not received would keep the output of the command open.
         pool_wire.send(connection, {"want": "zygote", "key": request["key"]})
         reply, _ = pool_wire.receive(connection)
         if "taken" in reply:

@@ -98,7 +98,7 @@ def _become(recipe: Recipe) -> None:
 def _pipes() -> list[int]:
     """Lead standard output and error into pipes, as those of a rank do. Return their other ends.
 
-    They keep what the imports print. When they are full, a write fails: nobody reads before the import is over.
+    They keep what the imports print. When they are full, a write fails: they are read after the import.
     """
     reads = []
     for target in (1, 2):

@@ -208,7 +208,7 @@ def granted_by(token: str) -> Grant:
 
 
 def _grant(payload: str) -> Grant:
-    """Decode the payload. It is signed by us but still checked: another version may have written it."""
+    """Decode the payload. We have signed it, but check it: another version may have written it."""
     try:
         fields = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         grant = Grant(str(fields["id"]), str(fields["job"]), Role(fields["role"]), float(fields["until"]))

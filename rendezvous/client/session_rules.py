@@ -253,7 +253,7 @@ def _open(state: SessionState, now: float) -> SessionStep:
 
 
 def questions_after_s(state: SessionState) -> float:
-    """How long the stream of questions waits: it costs as much as a join, and nobody asks a new agent."""
+    """How long the stream of questions waits: it costs as much as a join, and a new agent gets no questions."""
     joined = state.replay.joined
     nodes = 0 if joined is None else joined.spec.min_nodes
     return min(_QUESTIONS_LATEST_S, max(_QUESTIONS_AFTER_S, nodes / _QUESTIONS_PER_S))

@@ -250,7 +250,7 @@ def _add_stacks(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--native",
         action="store_true",
-        help="also the frames of native code; the rank stands still meanwhile",
+        help="also the frames of native code; the rank is stopped meanwhile",
     )
 
 

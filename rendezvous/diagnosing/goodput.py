@@ -1,7 +1,7 @@
 """Adds up the time of all ranks of a job, and divides the time of their collectives. Pure.
 
 A rank cannot tell waiting for slower ranks from communicating: both happen inside of a collective. The job can: in any
-span of time, the rank that spends the smallest share of it in collectives waits for nobody, or for less than any other
+span of time, the rank that spends the smallest share of it in collectives waits for no rank, or for less than any other
 rank. This share is communication, and what the others spend beyond it is waiting for others. Nodes report at different
 times, so the smallest share is taken from the latest report of each.
 """

@@ -1,7 +1,7 @@
-"""What a journal has in place of a text: a short hash, from which nobody can get the text back.
+"""What a journal has in place of a text: a short hash, which does not give the text back.
 
 Equal texts have equal hashes within one journal, because the state machines compare texts. The hash needs a random key,
-which is not in the file. Otherwise somebody could try out which text has it.
+which is not in the file. Otherwise a reader could try out which text has it.
 
 Two rules look into a text, and these parts stay. One looks for phrases of torch in an error
 (`diagnosing/diagnosis.py`). The other compares the reason of a drain with a text that contains it

@@ -82,7 +82,7 @@ class Journals:
             self._thread.join(timeout_s)
 
     def discard(self) -> None:
-        """End the thread without writing: nobody needs the files any more."""
+        """End the thread without writing: the files are not needed any more."""
         self._is_discarded = True
         self.close()
 
@@ -158,7 +158,7 @@ class Journal:
     def loaded(self, state: Any, now: float, effects: tuple[Any, ...], after: Any) -> None:
         """`state` as it was in the store, `after` as it is adapted to this process.
 
-        Who only looks at a job that has ended causes no file: this waits for the first event.
+        A look at a job that has ended must not create a file, so this waits for the first event.
         """
         self._first = lambda file: file.write(file.scribe.load(state, now, effects), now, after)
 

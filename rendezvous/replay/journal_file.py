@@ -17,7 +17,7 @@ _LONGEST = 256 << 20  # line
 
 
 class JournalUnreadable(Coded, ValueError):
-    """This file is no journal, or one of another release. The message is for a user."""
+    """This file is not a journal, or one of another release. The message is for a user."""
 
     code = Code.JOURNAL_UNREADABLE
 

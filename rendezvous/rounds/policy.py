@@ -1,4 +1,4 @@
-"""The decision after a failure: one for the whole job, with its reason in words.
+"""The decision after a failure: one for the whole job, with its reason as text.
 
 The service decides twice about each failed generation. It decides on the first report at once, because the stop order
 must not wait for other reports. When all nodes have stopped and sent their reports, it decides again, on the true first
@@ -359,7 +359,7 @@ def plan_restart(state: JobState, without: str | None = None, *, in_place: bool 
 
 
 def _restarted_nodes(state: JobState, without: str | None) -> int:
-    """The number of nodes of the world whose agent was replaced by a newer agent. They count as the same nodes."""
+    """The number of nodes of the world that have a newer agent now. They count as the same nodes."""
     if state.world is None:
         return 0
     count = 0
@@ -397,7 +397,7 @@ def room_to_grow(state: JobState) -> int:
 # before it has finished `steps` further steps. If the script numbers its steps over all restarts, they are counted
 # from the step that the job had reached; otherwise from the start of the processes.
 #
-# - A lost node says nothing about the script. Its failure is handled as any other, and the reload stays on trial. A
+# - A lost node says nothing about the script. It is handled as any other, and a rollback stays possible. A
 #   condition of `--stop-when` ends the job.
 # - A rollback does not count against `--max-restarts`, `--crash-loop` or the node. It happens once: the failures
 #   after it are handled as any other.
@@ -405,7 +405,7 @@ def room_to_grow(state: JobState) -> int:
 #   and the first cause is known.
 
 MOST_RELOAD_STEPS = 1_000_000
-# A program that finishes no steps, such as a server, is not on trial for ever.
+# A program that finishes no steps, such as a server, can be rolled back for a limited time only.
 _RELOAD_WITHOUT_STEPS_S = 3600.0
 
 
@@ -441,12 +441,12 @@ def fails_early_after_reload(state: JobState, cause: Cause) -> bool:
 
 
 def reload_on_trial_until(trial: Reload) -> int:
-    """The step from which failures are no longer answered with a rollback; 0: no reload is on trial."""
+    """The step from which failures are no longer answered with a rollback; 0: there is no recent reload."""
     return trial.first_step + trial.steps if trial.before else 0
 
 
 def rollback(state: JobState, cause: Cause, words: str, plan: Plan) -> Decision:
-    """`words`: the cause in words."""
+    """`words`: the cause as text."""
     when = f"within the first {state.reload.steps} steps" if cause.step else "before its first step"
     reason = (
         f"{words}; the edited script failed {when} after the reload, so its earlier files are taken again; "
@@ -501,7 +501,7 @@ def standstill_after_failure(state: JobState, first: Cause) -> Standstill:
 
 
 def standstill_after_order(state: JobState) -> Standstill:
-    """The same after a stop that is no failure, such as growth. It ends a standstill if there were further steps."""
+    """The same after a stop that is not a failure, such as growth. It ends a standstill if there were further steps."""
     was, now = state.standstill, steps_reached(state)
     if now is None or not _is_further(state, now, was.manner):
         return was

@@ -190,7 +190,7 @@ def seal(state: JobState, now: float) -> Result:
 
 
 def _store_due(world: World, spec: JobSpec, now: float) -> float | None:
-    """When the node that opens the store counts as lost: it imports torch first. If it is alone nobody waits."""
+    """When the node that opens the store counts as lost: it imports torch first. If it is alone, no node waits."""
     return None if len(world.placements) == 1 else now + store_timeout_s(spec)
 
 

@@ -88,7 +88,7 @@ class Calls:
                 return await answer(request, identity)
 
     def guard(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Wrap `call`: its errors become gRPC status codes, and each call is counted by its code."""
+        """Wrap `call`: its errors become gRPC status codes, and a counter has each code."""
 
         async def guarded_call(request: Any, context: Any) -> Any:
             code, words, owner = grpc.StatusCode.OK, "", ""

@@ -389,7 +389,7 @@ class UnopenedJobs:
         self._looked_at = 0.0
 
     def forget(self) -> None:
-        """A job is open here no longer: look again when somebody asks."""
+        """A job is open here no longer: look again at the next question."""
         self._look = None
 
     async def now(self) -> Unopened:

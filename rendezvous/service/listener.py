@@ -78,7 +78,7 @@ class _Connection:
 
 
 class Listener:
-    """`factory` makes the protocol of a connection. `crowded` is told the address when a stranger loses its place."""
+    """`factory` makes the protocol of a connection. `crowded` gets the address when a stranger loses its place."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 _REASON_CHARS = 500
-_HOLDERS = {f"certificate {NAME}": "a holder of the job secret"}  # its certificate names nobody
+_HOLDERS = {f"certificate {NAME}": "a holder of the job secret"}  # its certificate has no name
 _JOBS_LISTED = 10_000
 
 

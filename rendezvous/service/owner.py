@@ -212,7 +212,7 @@ class JobOwner:
             return
 
     def _forget_heartbeats(self) -> None:
-        """Of agents that are no members. The others are kept: they tell since when an agent is silent."""
+        """Of agents that are not members. The others are kept: they tell since when an agent is silent."""
         state = self._job.state
         self._heartbeats = {a: at for a, at in self._heartbeats.items() if member_of(state, a) is not None}
 
@@ -331,7 +331,7 @@ class Watcher:
 
 
 class OpenJob:
-    """`owner` is set by the subclass. `count` is called with the kind of each entry of the journal."""
+    """The subclass sets `owner`. `count` is called with the kind of each entry of the journal."""
 
     owner: JobOwner
 

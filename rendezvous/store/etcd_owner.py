@@ -318,7 +318,7 @@ class HeldLease:
 
 
 class Holder(Protocol):
-    """Is told in the loop of the service what becomes of the lease."""
+    """Learns in the loop of the service what becomes of the lease."""
 
     def leased(self, held: HeldLease) -> None: ...
     def renewed(self) -> None: ...

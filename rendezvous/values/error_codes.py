@@ -1,6 +1,6 @@
 """The codes of errors: every error that a person sees ends with one, for example [DDP-1001].
 
-A code keeps its number and its meaning for good: people search for it, and programs compare it. A code that is no
+A code keeps its number and its meaning in all releases: people search for it, programs compare it. A code that is no
 longer used stays in this table. `docs/errors.md` has a section for each code, which `ddpctl explain` prints. `ddp`
 imports nothing of this package: its exceptions name their codes as text, and a test compares them with this table.
 """

@@ -7,12 +7,12 @@ defines more than 200 such classes and uses a fraction of them, and this was hal
 
 This decorator makes the class with its slots, and keeps the one that it was given.
 
-- The first instances are made by one function that serves all classes. It is slower than a compiled `__init__`.
-- At the first call of any other method, when somebody asks for the fields, and after a few instances, it lets the
+- One function for all classes makes the first instances. It is slower than a compiled `__init__`.
+- At the first call of any other method, when a caller asks for the fields, and after a few instances, it lets the
   standard library complete a copy of the given class, and copies what that has added.
 
 The standard library also makes the class with slots a second time, so the result is the same. What is wrong with a
-call is said by the complete class. Only frozen classes with slots are late; all others are complete at once.
+call comes from the complete class. Only frozen classes with slots are late; all others are complete at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Field(NamedTuple):
 
 
 class _Attribute:
-    """An attribute of the class that is made when somebody asks for it."""
+    """An attribute of the class that is made at the first use."""
 
     __slots__ = ("_make",)
 

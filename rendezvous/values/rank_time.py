@@ -129,7 +129,7 @@ class TimeState:
     repeat: Repeat = NO_REPEAT  # what the ranks of this generation do again
 
 
-# --- in words ----------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------
 
 
 def in_words(time: JobTime) -> str:

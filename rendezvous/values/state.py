@@ -129,8 +129,8 @@ class Reload:
 
     edition: int = 0  # grows with each reload and rollback
     kept_from: int = 0  # as they were when this generation started; 0: as they are
-    before: int = 0  # where a rollback takes them from; 0: no reload is on trial
-    steps: int = 0  # for which it is on trial ...
+    before: int = 0  # where a rollback takes them from; 0: there is no recent reload
+    steps: int = 0  # in which a failure rolls it back ...
     first_step: int = 0  # ... from this one, as the script numbers them
     reloads: int = 0
     rollbacks: int = 0

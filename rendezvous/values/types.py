@@ -43,7 +43,7 @@ class Recover(StrEnum):
 
     AUTO = "auto"  # in place, if the script and the failure allow it
     IN_PLACE = "in-place"  # the same; if it is not possible, the decision says why
-    RESTART = "restart"  # all ranks are started anew
+    RESTART = "restart"  # all ranks are started again
 
 
 class FailureClass(StrEnum):

@@ -219,7 +219,7 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of the jobs that somebody looks at."""
+    """The feeds of the jobs that have a viewer."""
 
     def __init__(self, caller: Caller, recorder: Recorder) -> None:
         self._caller, self._recorder = caller, recorder
@@ -449,7 +449,7 @@ def full_row(row: RankRow) -> dict[str, Any]:
     }
 
 
-# --- records the figures of all jobs over time, also while nobody looks -----------------------------
+# --- records the figures of all jobs over time, also without a viewer -----------------------------
 #
 # They come from the state of the jobs, so no agent is asked. One pass takes milliseconds. If it takes longer, because
 # there are many jobs, the next one comes later: recording costs at most a few thousandths of the time of the service.

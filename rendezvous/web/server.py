@@ -276,7 +276,7 @@ class Application:
     def _failed(self, error: Exception, peer: str) -> Response:
         match error:
             case Denied():
-                if error.reason is not Reason.NO_TOKEN:  # nobody is logged in yet
+                if error.reason is not Reason.NO_TOKEN:  # before a login
                     self._refused(error.reason, peer, error.words)
                 return _problem(_CODES[error.code], error.words)
             case Refused():
@@ -604,7 +604,7 @@ def _file(path: Path) -> File:
 
 _BODY_BYTES = 1 << 20
 CSRF_HEADER = "x-ddp-csrf"
-# Only files of the page itself; no inline script, no inline style; nobody may put the page into a frame.
+# Only files of the page itself; no inline script, no inline style; no site may put the page into a frame.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

@@ -60,7 +60,7 @@ def test_a_commit_that_fails_on_its_way_is_told_at_the_next_one(two_ranks: Ranks
     says = {
         "device": "could not be copied from the device",
         "garbage": "NCCL reports an error. The state may be garbage",
-        "generation": "this process has gone on in another generation",
+        "generation": "this process continued in another generation",
     }
     for failures in two_ranks(f"{TRIALS}.failures", str(tmp_path)):
         for what, (first, second, kept, third, newest) in failures.items():

@@ -44,7 +44,7 @@ AGENT = AgentId("a", "1")
 MINE = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 4, 0, 3, "a")
 RUNNING = Supervision(AGENT, AgentPhase.RUNNING, MINE, live=(0, 1))
 STOPPING = replace(RUNNING, phase=AgentPhase.STOPPING, over=True, stop_signal=SIGTERM)
-CAUSE = Cause("a", 1, 1, FailureClass.HANG, "stands still", 124)
+CAUSE = Cause("a", 1, 1, FailureClass.HANG, "makes no progress", 124)
 REPORTS = (RankReport(0), RankReport(1))
 
 

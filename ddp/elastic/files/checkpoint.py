@@ -1,4 +1,4 @@
-"""Read a checkpoint of torch.distributed.checkpoint (DCP), whoever has written it, without executing code in it.
+"""Read a checkpoint of torch.distributed.checkpoint (DCP) of any program, without executing code in it.
 
 Only the regions that are asked for are read. A checkpoint may have several folders, each with a `.metadata`: accelerate
 writes one for the model and one for each optimizer.

@@ -253,7 +253,7 @@ def _table(metadata: _Metadata) -> Table:
     stored: dict[tuple[str, tuple[int, ...] | None], StoredPlace] = {}
     for index, info in (metadata.get("storage_data") or {}).items():
         if not isinstance(index, _Index) or not isinstance(info, _Info):
-            raise UnreadableMetadata("it was not written by DCP's FileSystemWriter")
+            raise UnreadableMetadata("DCP's FileSystemWriter did not write it")
         if info.get("transform_descriptors"):
             raise UnreadableMetadata(
                 f"its files are transformed by {info.get('transform_descriptors')}. Save it without extensions"

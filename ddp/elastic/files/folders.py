@@ -258,7 +258,7 @@ _LISTINGS = 3
 _PIECE = 32 << 20  # of an object, which is read or written by several requests
 _AT_ONCE = 8
 # Repeating does not help against these; all others may be the network or the store.
-# Of botocore: somebody has to change the configuration. But credentials can also be late when a machine starts.
+# Of botocore: the configuration is wrong. But credentials can also be late when a machine starts.
 _NEEDS_A_PERSON = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ImportError)
 

@@ -8,7 +8,7 @@ An object store can be slow or away for longer, and that never stops the trainin
 one is still being written is left out (`Thinning`), and a commit that fails is reported in the log.
 
 Each rank writes the file of its part. The rank that finishes last adds the manifest (`manifest`). Then rank 0 removes
-commits that are too old. On a local disk nobody waits for that but the next write: the new commit is there already.
+commits that are too old. On a local disk only the next write waits for that: the new commit is there already.
 """
 
 from __future__ import annotations

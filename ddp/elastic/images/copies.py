@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # way. torch copies all others.
 
 _LARGE = 256 << 10  # bytes of a tensor
-_IN_CACHE = 16 << 20  # bytes of all of them that caches may hold until somebody reads the copy
+_IN_CACHE = 16 << 20  # bytes of all of them that caches may hold until a reader needs the copy
 _ORDINARY = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -130,7 +130,7 @@ def _keeps_tensors(value: Any) -> bool:
 
 
 def fits(home: torch.Tensor, leaf: Leaf, template: torch.Tensor | None) -> bool:
-    """Whether a tensor can take this leaf, and nobody can tell it from a new one."""
+    """Whether a tensor can take this leaf, so that it equals a new one."""
     if leaves.is_dtensor(home):
         if not leaves.is_dtensor(template) or home.shape != template.shape:
             return False

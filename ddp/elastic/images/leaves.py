@@ -57,7 +57,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPiece:
-    """A region of a tensor that is no DTensor. A list of them stands for all that a rank has of the tensor."""
+    """A region of a tensor that is not a DTensor. A list of them stands for all that a rank has of the tensor."""
 
     tensor: torch.Tensor
     shape: tuple[int, ...]  # of the whole tensor

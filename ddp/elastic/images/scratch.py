@@ -10,7 +10,7 @@ a commit is one copy from tensors to mapped memory, and the kernel allocates no 
 good commits, or a commit that is being written to disk.
 
 The kernel takes longer to give and clear the pages of a slot than a commit takes. So a thread makes large slots before
-commits need them. After a restart they replace slots that nobody needs any more. Later, it makes slots that have no
+commits need them. After a restart they replace slots that are not needed any more. Later, it makes slots that have no
 file yet. If other ranks may still need the commit in a file, only the commit that overwrites it replaces the file.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # --- pages -----------------------------------------------------------------------------------------
 #
-# What the kernel is told about pages of memory before they are used. Advice that it does not know has no effect.
+# Advice to the kernel about pages of memory before they are used. Advice that it does not know has no effect.
 
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
@@ -139,7 +139,7 @@ def sweep(places: list[Path]) -> None:
 
 @functools.cache
 def _sweep_beside(root: Path) -> None:
-    """Sweep a folder that may have very many entries, once in a process. Nobody waits for it."""
+    """Sweep a folder that may have very many entries, once in a process, in the background."""
     with contextlib.suppress(RuntimeError):  # the process cannot start another thread: the next job sweeps
         threading.Thread(target=_sweep, args=(root,), name="ddp-sweep", daemon=True).start()
 

@@ -178,7 +178,7 @@ class Leader:
     def _round(self, number: int) -> int | None:
         """Compute the parity of the first commit from this number on. Return its number.
 
-        None: a rank had overwritten it, or nobody makes it now.
+        None: a rank had overwritten it, or no rank makes it now.
         """
         try:
             answers = self._ask_all({"do": "hold", "number": number})
