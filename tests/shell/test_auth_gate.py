@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,6 +16,7 @@ from authority import Authority
 from launched import eventually
 from served import LOST_ANSWER, Service, agents, join_bytes, serving, soon
 
+from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
 from rendezvous.codec import answer_message
@@ -40,14 +42,12 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("keys") / "keys")
-    assert command("key", path).returncode == 0
+    add_key(path)
     return path
 
 
-def token(keys: str, role: str, job: str = "team-a-*", ttl: str = "1h") -> str:
-    made = command("token", "--token-keys", keys, "--role", role, "--job", job, "--ttl", ttl)
-    assert made.returncode == 0, made.stderr
-    return made.stdout.strip()
+def token(keys: str, role: str, job: str = "team-a-*", for_s: float = 3600.0) -> str:
+    return sign(Grant(new_grant_id(), job, Role(role), time.time() + for_s), read_keys(keys)[-1])
 
 
 def test_a_token_names_its_jobs(keys: str) -> None:
@@ -56,7 +56,7 @@ def test_a_token_names_its_jobs(keys: str) -> None:
     assert "--job is empty" in made.stderr
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(keys: str) -> Iterator[Service]:
     with serving("--token-keys", keys) as started:
         yield started
@@ -118,8 +118,8 @@ def test_each_role_may_do_what_it_is_for_and_nothing_else(service: Service, keys
     soon(story())
 
 
-def test_a_token_is_for_its_jobs(service: Service, keys: str) -> None:
-    async def story() -> None:
+def test_a_token_is_for_its_jobs(keys: str) -> None:
+    async def story(service: Service) -> None:
         options = ClientOptions(token=token(keys, "agent"))
         async with agents(service.endpoint, JOB, ["a"], options) as (a,):
             await a.expect(Waiting)
@@ -133,7 +133,8 @@ def test_a_token_is_for_its_jobs(service: Service, keys: str) -> None:
             listed = await call(b"", metadata=(("authorization", f"Bearer {stranger.token}"),), timeout=60)
             assert listed == b""  # it does not even learn that there are others
 
-    soon(story())
+    with serving("--token-keys", keys) as started:  # where no other test has left an agent
+        soon(story(started))
 
 
 def test_an_agent_that_is_turned_away_exits_with_77_and_hears_why(service: Service, keys: str) -> None:
@@ -142,7 +143,7 @@ def test_an_agent_that_is_turned_away_exits_with_77_and_hears_why(service: Servi
             return await x.expect(Refused)
 
     async def story() -> None:
-        expired = token(keys, "agent", ttl="0s")
+        expired = token(keys, "agent", for_s=0.0)
         for options, spec, words in (
             (ClientOptions(), JOB, "requires a token"),
             (ClientOptions(token=expired), JOB, "the token expired"),
@@ -160,16 +161,17 @@ def test_an_agent_that_is_turned_away_exits_with_77_and_hears_why(service: Servi
     soon(story())
 
 
-def test_secrets_are_in_no_log(service: Service, keys: str) -> None:
+def test_secrets_are_in_no_log(keys: str) -> None:
     async def story(good: str) -> None:
         async with agents(service.endpoint, JOB, ["a"], ClientOptions(token=good)) as (a,):
             await a.expect(Waiting)
 
     good = token(keys, "agent")
-    soon(story(good))
     with open(keys) as file:
         secret = file.read().split()[1]
-    assert service.end() == 0
+    with serving("--token-keys", keys) as service:
+        soon(story(good))
+        assert service.end() == 0
     said = "".join(service.log)
     assert "a joined" in said
     assert secret not in said
@@ -185,9 +187,9 @@ def test_a_key_in_a_file_that_others_may_read_is_no_secret(tmp_path: Path) -> No
 
 def test_a_key_that_is_taken_away_takes_its_tokens_with_it(tmp_path: Path) -> None:
     path = str(tmp_path / "keys")
-    command("key", path)
+    add_key(path)
     old = token(path, "agent")
-    command("key", path)
+    add_key(path)
     new = token(path, "agent")
     lines = (tmp_path / "keys").read_text().splitlines(keepends=True)
 
@@ -206,7 +208,7 @@ def test_a_key_that_is_taken_away_takes_its_tokens_with_it(tmp_path: Path) -> No
 def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None:
     """A file that cannot be used is passed over: the keys stay as they were."""
     path = tmp_path / "keys"
-    command("key", str(path))
+    add_key(str(path))
     old = token(str(path), "agent")
 
     async def told(endpoint: str, word: str) -> type:
@@ -218,7 +220,7 @@ def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None
         eventually(lambda: soon(told(service.endpoint, word)) is wanted)
 
     with serving("--token-keys", str(path)) as service:
-        command("key", str(path))
+        add_key(str(path))
         new = token(str(path), "agent")
         soon_told(new, Waiting)
         soon_told(old, Waiting)
@@ -228,7 +230,7 @@ def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None
         eventually(lambda: soon(told(service.endpoint, new)) and any(passed_over in x for x in service.log))
         soon_told(new, Waiting)
         path.unlink()
-        command("key", str(path))
+        add_key(str(path))
         newest = token(str(path), "agent")
         soon_told(newest, Waiting)
         soon_told(old, Refused)
@@ -266,7 +268,7 @@ def test_other_machines_are_served_only_with_tls_and_tokens_or_on_purpose(keys: 
 
 def test_a_key_file_open_to_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    command("key", str(path))
+    add_key(str(path))
     path.chmod(0o644)
     refused = Service("--listen", "127.0.0.1:0", "--token-keys", str(path))
     assert refused.wait() == 2
@@ -275,10 +277,10 @@ def test_a_key_file_open_to_others_is_refused(tmp_path: Path) -> None:
 
 def test_a_key_is_added_to_a_file_whose_last_line_does_not_end(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    command("key", str(path))
+    add_key(str(path))
     path.write_text(path.read_text().rstrip("\n"))
     before = token(str(path), "viewer")
-    command("key", str(path))
+    add_key(str(path))
     assert [token(str(path), "viewer").split(".")[0], before.split(".")[0]] == [
         line.split()[0] for line in reversed(path.read_text().splitlines())
     ]

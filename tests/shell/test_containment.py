@@ -22,6 +22,7 @@ MODES = {
     "plain": ("--no-warm-start", "SCRIPT"),
     "program": ("--no-python", sys.executable, "SCRIPT"),
 }
+WARM = ["warm", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("plain", "program"))]
 ALL = [f"{name}-{rank}" for name in ("child", "deaf", "session", "daemon", "forking") for rank in (0, 1)]
 EARLY = (("warm", 2), ("warm", 4), ("plain", 3))  # of the moments of a start, in every run
 STAYS = FAMILY + "family(); stay('rank')\n"
@@ -82,7 +83,7 @@ def test_killed_agent_leaves_nothing_while_it_starts(launch: Launch, mode: str, 
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_killed_agent_leaves_nothing_while_it_restarts(launch: Launch, mode: str) -> None:
     source = FAMILY + (
         "child('daemon', daemon); there('generation-' + os.environ['DDP_GENERATION']); sys.exit(1)\n"
@@ -93,7 +94,7 @@ def test_killed_agent_leaves_nothing_while_it_restarts(launch: Launch, mode: str
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_killed_agent_leaves_nothing_while_it_stops(launch: Launch, mode: str) -> None:
     source = FAMILY + ("signal.signal(signal.SIGTERM, lambda *_: there('asked'))\nfamily(); stay('rank')\n")
     job = launch_family(launch, mode, source)
@@ -226,7 +227,7 @@ def test_ranks_die_with_both_agent_and_zygote(launch: Launch) -> None:
 # --- ranks end ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_what_a_successful_rank_leaves_behind_ends_with_the_job(launch: Launch, mode: str) -> None:
     source = FAMILY + (
         "family()\nwhile not all(os.path.exists(f\"{os.environ['THERE']}/{n}-{os.environ['RANK']}\")"
@@ -239,7 +240,7 @@ def test_what_a_successful_rank_leaves_behind_ends_with_the_job(launch: Launch, 
     assert not job.logs()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_shared_memory_of_a_rank_that_dies_at_once_is_removed(launch: Launch, mode: str) -> None:
     source = (
         "import multiprocessing, os, signal\n"

@@ -76,7 +76,7 @@ def _client(cluster: EtcdCluster) -> EtcdClient:
     return EtcdClient(Access(tuple(cluster.hosts.split(","))))
 
 
-@pytest.mark.parametrize("fault", ["killed", "hung"])
+@pytest.mark.parametrize("fault", [pytest.param("killed", marks=pytest.mark.nightly), "hung"])
 def test_a_member_that_is_gone_is_passed_by(
     cluster: EtcdCluster, fault: str, request: pytest.FixtureRequest
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_member_that_is_gone_is_passed_by(
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("fault", ["killed", "hung"])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("hung", marks=pytest.mark.nightly)])
 def test_a_leader_that_is_gone_costs_an_election(
     cluster: EtcdCluster, fault: str, request: pytest.FixtureRequest
 ) -> None:

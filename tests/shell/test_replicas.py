@@ -53,12 +53,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from etcd_cluster import EtcdCluster, Member
+    from etcd_cluster import EtcdCluster
     from launched import Launch, Launched
 
-# On a machine that has nothing else to do, 3 s and 2 s; bench/rendezvous.py measures them.
+# On a machine that has nothing else to do, 3 s; bench/rendezvous.py measures them.
 _DECIDED_WITHIN_S = 30.0
-_AFTER_ELECTION_S = 20.0
 _JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_limit=9, lease_s=60.0)
 
 
@@ -239,13 +238,11 @@ def test_an_agent_that_reaches_the_new_owner_late_is_waited_for(cluster: EtcdClu
         soon(story({first, second}))
 
 
-async def decided_after(
-    what: str, harm: Callable[[], Any], both: list[Agent], generation: int, limit_s: float = _DECIDED_WITHIN_S
-) -> None:
+async def decided_after(what: str, harm: Callable[[], Any], both: list[Agent], generation: int) -> None:
     await asyncio.to_thread(harm)
     took = await fail_and_restart(both, generation)
     print(f"decided {took:.2f} s after {what}")
-    assert took <= limit_s, f"{took:.2f} s after {what}"
+    assert took <= _DECIDED_WITHIN_S, f"{took:.2f} s after {what}"
 
 
 async def all_finish(both: list[Agent], generation: int) -> None:
@@ -307,49 +304,6 @@ def test_an_owner_that_is_cut_off_from_etcd_leaves_its_jobs_to_another(cluster: 
             assert not any("kind=decision" in line or '"decision"' in line for line in owner.log)
 
     soon(story())
-
-
-@needs_etcd
-def test_decisions_go_on_at_the_same_owner_when_etcd_loses_a_member(cluster: EtcdCluster) -> None:
-    """While etcd has no leader, nobody can decide; but no lease ends either, and the owner waits it out."""
-
-    def next_leader(former: Member) -> float:
-        at = time.monotonic()
-        others = [member for member in cluster.members if member is not former]
-        eventually(lambda: any(member.metric("etcd_server_is_leader") == 1.0 for member in others))
-        return time.monotonic() - at
-
-    async def healed() -> None:
-        cluster.revive()
-        await asyncio.to_thread(cluster.await_health)
-
-    async def story(replicas: Replicas) -> None:
-        async with agents(replicas.endpoints, _JOB, ["a", "b"]) as both:
-            await asyncio.gather(*(start(agent, 1) for agent in both))
-            owner = await asyncio.to_thread(replicas.owner_at, 1)
-            leader = cluster.leader()
-            follower = next(member for member in cluster.members if member is not leader)
-            await decided_after("a follower was killed", follower.kill, both, 1, _AFTER_ELECTION_S)
-            await healed()
-            for generation, harm in ((2, "kill"), (3, "hang")):
-                leader = await asyncio.to_thread(cluster.leader)
-                getattr(leader, harm)()
-                electing = asyncio.create_task(asyncio.to_thread(next_leader, leader))
-                took = await fail_and_restart(both, generation)
-                election_s = await electing
-                print(
-                    f"decided {took:.2f} s after {harm} of the leader, {took - election_s:.2f} s after the next"
-                )
-                assert took - election_s < _AFTER_ELECTION_S
-                await healed()
-            await all_finish(both, 4)
-        decided = [replicas.who_said("decision", g)[:2] for g in (1, 2, 3)]
-        # A member that is starved of processor time looks like one that is gone: then the owner gives way, and says so.
-        gave_way = any("lost the etcd lease" in line for line in owner.log)
-        assert all(len(said) == 1 and (said == [owner] or gave_way) for said in decided)
-
-    with contextlib.closing(Replicas([cluster.url("members")] * 3)) as replicas:
-        soon(story(replicas))
 
 
 # --- one service, whose store is a file ------------------------------------------------------------------------

@@ -236,8 +236,6 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
     [
         (True, 20),
         (False, 16),
-        pytest.param(True, 220, marks=pytest.mark.nightly),
-        pytest.param(False, 80, marks=pytest.mark.nightly),
     ],
 )
 def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> None:

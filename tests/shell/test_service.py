@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -123,8 +122,8 @@ def test_two_specs_that_disagree_are_told_the_field_and_both_values(service: Ser
 # --- the service's own end ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_running_job_outlives_its_service(signum: signal.Signals, tmp_path: Path) -> None:
+def test_a_running_job_outlives_a_service_that_is_told_to_end(tmp_path: Path) -> None:
+    """A service that is killed: test_service_phases.py."""
     store = ("--store", f"file:{tmp_path}/jobs")
 
     async def story() -> None:
@@ -134,7 +133,7 @@ def test_a_running_job_outlives_its_service(signum: signal.Signals, tmp_path: Pa
         async with agents(endpoint, TWO, ["a", "b"]) as (a, b):
             try:
                 await asyncio.gather(a.run(), b.run())
-                await asyncio.to_thread(first.end, signum)
+                await asyncio.to_thread(first.end)
                 a.session.send(RanksFinished(a.id, 1))  # to nobody, for now
                 second = Service("--listen", endpoint, *store)
                 await asyncio.to_thread(second.await_endpoint)
@@ -144,28 +143,6 @@ def test_a_running_job_outlives_its_service(signum: signal.Signals, tmp_path: Pa
                     assert (outcome.succeeded, outcome.restarts) == (True, 0)
                 second.close()
             finally:
-                first.close()
-
-    soon(story())
-
-
-def test_a_forming_round_completes_after_the_service_was_killed(tmp_path: Path) -> None:
-    store = ("--store", f"file:{tmp_path}/jobs")
-
-    async def story() -> None:
-        endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
-        first = Service("--listen", endpoint, *store)
-        await asyncio.to_thread(first.await_endpoint)
-        async with agents(endpoint, TWO, ["a"]) as (a,):
-            await a.expect(Waiting)
-            await asyncio.to_thread(first.end, signal.SIGKILL)
-            second = Service("--listen", endpoint, *store)
-            try:
-                await asyncio.to_thread(second.await_endpoint)
-                async with agents(endpoint, TWO, ["b"]) as (b,):
-                    assert await asyncio.gather(a.run(), b.run()) == [1, 1]
-            finally:
-                second.close()
                 first.close()
 
     soon(story())

@@ -6,13 +6,8 @@ import getpass
 from typing import TYPE_CHECKING
 
 import pytest
-from launched import SOON_S, eventually
+from launched import eventually
 from ports import free_port
-from served import soon
-
-from rendezvous.client.options import ClientOptions
-from rendezvous.control.service import Service as Operations
-from rendezvous.pb import rendezvous_pb2 as pb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,24 +69,6 @@ def test_two_agents_form_one_world(launch: Launch, port: int, script: str) -> No
     ]
     for each in nodes:
         each.assert_nothing_left()
-
-
-def jobs_at(port: int) -> int:
-    service = Operations([f"127.0.0.1:{port}"], ClientOptions(), SOON_S)
-    return len(soon(service.call("ListJobs", pb.ListJobsRequest())).jobs)
-
-
-def test_specs_that_disagree_are_told_apart_and_the_round_goes_on(
-    launch: Launch, port: int, script: str
-) -> None:
-    first = node(launch, port, script, "-1")
-    first.await_listening(port)
-    eventually(lambda: jobs_at(port), what="the first node has joined")
-    other = node(launch, port, "--nproc-per-node", "1", script, "-1")
-    assert other.wait() == 78
-    assert all(value in other.stderr() for value in ("--nproc-per-node", "2", "1"))
-    second = node(launch, port, script, "-1")
-    assert (first.wait(), second.wait()) == (0, 0), first.stderr() + second.stderr()
 
 
 def test_no_place_to_meet_names_three_things_to_try(launch: Launch) -> None:
