@@ -286,6 +286,12 @@ def test_sigkill_for_memory_is_told_apart(oom: bool | None, failure: FailureClas
     assert (cause.failure, cause.reason, cause.exit_code) == (failure, words, 137)
 
 
+def test_a_child_that_was_killed_for_memory_is_told_from_an_exit_code() -> None:
+    """A shell between the rank and its program gives the code of the signal."""
+    assert ended(137, oom_killed=True).failure is C.OUT_OF_MEMORY
+    assert ended(137).failure is C.EXIT_CODE
+
+
 RECORD = ErrorRecord("ValueError", "bad batch\nsecond line", traceback("ValueError: bad batch"))
 
 

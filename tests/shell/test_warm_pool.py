@@ -154,6 +154,7 @@ print(*ddp.launch(edited, args=(int(sys.argv[1]),), nproc=2, progress="never"))
 """
 
 
+@NIGHTLY
 def test_functions_of_ddp_launch_start_from_one_template(user: User) -> None:
     """A call has a folder and a file of its own, which are variables of its ranks."""
     user.warm("start")
@@ -198,10 +199,9 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "which",
     [
         "variable",
-        "limit",
         *(
             pytest.param(each, marks=pytest.mark.nightly)
-            for each in ("new variable", "umask", "nice", "ignored signal")
+            for each in ("limit", "new variable", "umask", "nice", "ignored signal")
         ),
     ],
 )
@@ -214,6 +214,7 @@ def test_what_a_rank_would_inherit_otherwise_starts_cold(which: str, user: User)
     eventually(lambda: user.served() == [0, 0], what="a template for each of them")
 
 
+@NIGHTLY
 def test_a_variable_matters_only_if_the_imports_have_read_it(user: User) -> None:
     torch = user.folder / "fake" / "torch" / "__init__.py"
     torch.write_text(torch.read_text() + "import os\nREAD = os.environ.get('READ')\n")
@@ -247,6 +248,7 @@ def test_an_edited_module_ends_the_template(user: User) -> None:
     assert user.served() == [1]
 
 
+@NIGHTLY
 def test_a_file_beside_the_script_that_hides_a_module_starts_cold(user: User) -> None:
     user.start_with_template()
     (user.folder / "logging.py").write_text("raise SystemExit('the wrong one')\n")
@@ -255,6 +257,7 @@ def test_a_file_beside_the_script_that_hides_a_module_starts_cold(user: User) ->
     assert "logging.py has the same name as a module that torch imports" in user.status()
 
 
+@NIGHTLY
 def test_two_commands_at_once_are_both_served(user: User) -> None:
     user.start_with_template()
     user.script(STAYS)
@@ -272,6 +275,7 @@ def test_two_commands_at_once_are_both_served(user: User) -> None:
     assert [job.wait(SOON_S) for job in jobs] == [130, 130]
 
 
+@NIGHTLY
 def test_the_pool_ends_when_nobody_uses_it(user: User) -> None:
     pid = user.start_with_template("--warm-idle", "500ms")
     eventually(lambda: not _lives(pid))
@@ -289,6 +293,7 @@ def test_a_killed_template_does_no_harm(user: User) -> None:
     user.await_template()
 
 
+@NIGHTLY
 def test_a_template_that_does_not_answer_is_left_and_can_be_stopped(user: User) -> None:
     pid = user.start_with_template()
     os.kill(pid, signal.SIGSTOP)
@@ -310,7 +315,10 @@ def _running(user: User) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize(
     "signum",
-    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)],
+    [
+        signal.SIGKILL,
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGTERM)),
+    ],
 )
 def test_nothing_is_left_of_a_job_that_is_ended(signum: int, user: User) -> None:
     template = user.start_with_template("--warm-idle", "1h")
@@ -354,6 +362,7 @@ def test_a_job_outlives_its_template(user: User) -> None:
     eventually(lambda: not user.left_over(), what="nothing is left")
 
 
+@NIGHTLY
 def test_the_timers_of_a_rank_end_it(user: User) -> None:
     """Its process is not below the agent."""
     user.start_with_template()
@@ -370,6 +379,7 @@ def test_the_timers_of_a_rank_end_it(user: User) -> None:
     assert user.served() == [1]
 
 
+@NIGHTLY
 def test_standard_input_is_that_of_the_command(user: User) -> None:
     user.start_with_template()
     user.script("import sys\nprint(sys.stdin.seekable(), sys.stdin.isatty(), sys.stdin.readline())\n")
@@ -453,17 +463,14 @@ def test_another_user_gets_nothing(user: User) -> None:
     assert user.served() == [0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "a word is missing"),
-        (("begin",), "unexpected begin"),
-        (("stop", "train.py"), "unexpected argument train.py"),
-        (("start", "--warm-memory", "much"), "not an amount of memory"),
-        (("start", "--warm-templates", "0"), "invalid --warm-templates '0'"),
-    ],
-)
-def test_wrong_words(words: tuple[str, ...], said: str, user: User) -> None:
-    done = user.run("warm", *words)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_wrong_words(user: User) -> None:
+    for words, said in {
+        (): "a word is missing",
+        ("begin",): "unexpected begin",
+        ("stop", "train.py"): "unexpected argument train.py",
+        ("start", "--warm-memory", "much"): "not an amount of memory",
+        ("start", "--warm-templates", "0"): "invalid --warm-templates '0'",
+    }.items():
+        done = user.run("warm", *words)
+        assert done.returncode == 2
+        assert said in done.stderr
