@@ -160,6 +160,7 @@ def _is_library(entry: str, library: str) -> bool:
 # looked up only for a name that the table lacks.
 
 COMMAND = "ddp_launch.command"  # `ddp-launch NAME ...`
+STORE = "ddp_launch.store"  # of the service: `--store NAME://...`
 BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
 TORCHRUN = "ddp_launch.torchrun"  # `torchrun --rdzv-backend NAME`
 CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`

@@ -119,6 +119,7 @@ WINGS_NEED = {
         "launcher.settings.arguments launcher.settings.values launcher.template.contracts rendezvous.values.durations "
         "rendezvous.values.error_codes"
     ),
+    "etcd": needs("rendezvous.pb rendezvous.store rendezvous.values", "google grpc"),
     "mpi": needs(
         "ddp.groups.core_arguments ddp.groups.process_group ddp.groups.shared_work ddp.telemetry.coded",
         "mpi4py torch",
@@ -348,7 +349,7 @@ MAY_PRINT = {"launcher.cli"}
 # a pure core below a shell and a module that is imported late have one, the others are listed here with theirs.
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.local_calls": "an agent loads it for ddpctl, without the packages of the page",
-    "rendezvous.store.etcd_owner": "with its importer it would have more lines than a file may have",
+    "ddp_launch_wings.etcd.owner": "with its importer it would have more lines than a file may have",
     "rendezvous.web.feed": "with its importer it would have more lines than a file may have",
     "launcher.failure.symptoms": "with its importer it would have more lines than a file may have",
     "launcher.output.rank_display": "with its importer it would have more lines than a file may have",
@@ -364,8 +365,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 78_100
-MOST_HOUSE_FILES = 391
+MOST_HOUSE_LINES = 76_700
+MOST_HOUSE_FILES = 390
 MOST_WING_LINES = 11_000
 MOST_WING_FILES = 60
 MAX_FILE_LINES = 900

@@ -21,7 +21,7 @@ TESTS = (
     "tests/core/test_ddpctl.py",
     "tests/shell/test_auth_gate.py",
     "tests/shell/test_client_session.py",
-    "tests/shell/test_etcd_owners.py",
+    "tests/wings/etcd/test_etcd_owners.py",
     "tests/shell/test_scratchpad.py",
     "tests/shell/test_service.py",
     "tests/shell/test_two_nodes_meet.py",

@@ -10,11 +10,11 @@ import pytest
 from etcd_cluster import needs_etcd, running
 from served import soon
 
+from ddp_launch_wings.etcd.client import EtcdClient
 from rendezvous.metrics import Metrics
 from rendezvous.service import jobs as jobs_module
 from rendezvous.service.agent_stream import LimitReached, ServiceLimits
 from rendezvous.service.jobs import Jobs
-from rendezvous.store.etcd_client import EtcdClient
 from rendezvous.store.open import open_store
 from rendezvous.values.state import JobState, Phase
 from rendezvous.values.types import JobSpec, Outcome

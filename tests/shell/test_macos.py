@@ -50,10 +50,10 @@ def service(tmp_path: Path) -> Iterator[str]:
 
 
 def test_every_module_of_the_service_can_be_imported() -> None:
-    code, said = ran("all", "rendezvous")
+    code, said = ran("all", "rendezvous", "ddp_launch_wings.etcd")
     assert code == 0, said
     assert "rendezvous.service.server" in said
-    assert "rendezvous.store.etcd_owner" in said
+    assert "ddp_launch_wings.etcd.owner" in said
 
 
 def test_the_service_answers_ddpctl(service: str) -> None:

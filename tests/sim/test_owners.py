@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from rendezvous.store.etcd_owner import Lease
+from ddp_launch_wings.etcd.owner import Lease
 
 _TTL_S = 2.0
 _STEP_S = 0.01

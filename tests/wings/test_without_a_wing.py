@@ -41,6 +41,9 @@ def command(name: str, *words: str) -> str:
 
 ASKED = {
     "plan": Asked(command("ddp_launch", "plan", "train.py")),
+    "etcd": Asked(
+        command("ddp_rendezvous", "serve", "--store", "etcd://127.0.0.1/x", "--listen", "127.0.0.1:0")
+    ),
     "mpi": Asked("import ddp; ddp.init('mpi4py')", code=""),
     "torchrun": Asked("from _ddp_launch_entry import torchrun_backend; torchrun_backend()", code=""),
     "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),

@@ -3,22 +3,25 @@
 A write is one transaction: it succeeds if the job still has the version that was read and this replica still owns it.
 etcd checks both. A random write id is stored before every value. If the answer to a write is lost, the writer
 recognises its own write by this id. The state of a large job has two keys (`packing`), written in one transaction.
-`etcd_requests` has the layout of the keys.
+`client` has the layout of the keys.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote
 
-from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_client import (
+from ddp_launch_wings.etcd.client import (
     RANGE,
     TXN,
+    Access,
     EtcdClient,
     Keys,
+    TlsFiles,
     Unreachable,
     created_at,
     deleting,
@@ -31,7 +34,9 @@ from rendezvous.store.etcd_client import (
     version_is,
     when,
 )
-from rendezvous.store.etcd_owner import Changes, EtcdOwnership, Follower, Snapshot
+from ddp_launch_wings.etcd.owner import Changes, EtcdOwnership, Follower, Snapshot
+from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.store.open import BadUrl
 from rendezvous.store.packing import Packer
 from rendezvous.store.protocol import (
     Conflict,
@@ -46,9 +51,10 @@ from rendezvous.store.protocol import (
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
-    from rendezvous.store.etcd_client import Access
-    from rendezvous.store.etcd_owner import Claim
-    from rendezvous.store.protocol import JobStore, Values
+    from collections.abc import Callable, Mapping
+
+    from ddp_launch_wings.etcd.owner import Claim
+    from rendezvous.store.protocol import JobStore, Store, Values
 
 
 WRITE_ID_BYTES = 8
@@ -282,3 +288,73 @@ def _with_write_id(key: str, data: bytes) -> bytes:
     check_key(key)
     check_value(data)
     return os.urandom(_WRITE_ID_BYTES) + data
+
+
+# --- the URL ----------------------------------------------------------------------------------------
+#
+#     etcd://[USER@]HOST[:PORT][,HOST[:PORT]...][/PREFIX][?tls=true&cacert=FILE&cert=FILE&key=FILE&password-file=FILE]
+#
+# The password comes from the file, from DDP_RENDEZVOUS_ETCD_PASSWORD, or from USER:PASSWORD@ in the URL. Write
+# USER:PASSWORD@ only in a configuration file, since every user of the machine can read a command line. No message
+# contains the password.
+
+PASSWORD_VARIABLE = "DDP_RENDEZVOUS_ETCD_PASSWORD"
+_PORT = 2379
+_SETTINGS = ("tls", "cacert", "cert", "key", "password-file")
+
+
+async def open_store(rest: str, address: str, environ: Mapping[str, str]) -> Store:
+    access, prefix = parse_etcd(rest, environ)
+    return await open_etcd_store(access, prefix, address)
+
+
+def parse_etcd(rest: str, environ: Mapping[str, str]) -> tuple[Access, str]:
+    place, _, query = rest.partition("?")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    for name in settings:
+        if name not in _SETTINGS:
+            raise BadUrl(f"etcd store: unknown setting {name!r}; known settings: {', '.join(_SETTINGS)}")
+    authority, _, prefix = place.partition("/")
+    who, _, hosts = authority.rpartition("@")
+    user, _, in_url = who.partition(":")
+    endpoints = tuple(_endpoint(host) for host in hosts.split(",") if host)
+    if not endpoints:
+        raise BadUrl("etcd store: the host is missing; write etcd://HOST:PORT/PREFIX")
+    password = _password(settings.get("password-file", ""), environ.get(PASSWORD_VARIABLE) or unquote(in_url))
+    return Access(endpoints, unquote(user), password, _tls(settings)), prefix.strip("/") or "ddp-rendezvous"
+
+
+def _endpoint(host: str) -> str:
+    """Add the default port. Accepts host names, IPv4, and IPv6 in brackets."""
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        return f"{host}:{_PORT}"
+    if not name or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
+        raise BadUrl(f"etcd store: invalid address {host!r}: use HOST:PORT")
+    return host
+
+
+def _password(path: str, given: str) -> Callable[[], str]:
+    if not path:
+        return lambda: given
+
+    def read() -> str:
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read().strip()
+        except OSError as error:
+            raise BadUrl(
+                f"cannot read the etcd password from {path}: {error.strerror}. Check password-file in --store"
+            ) from error
+
+    return read
+
+
+def _tls(settings: Mapping[str, str]) -> TlsFiles | None:
+    files = TlsFiles(settings.get("cacert", ""), settings.get("cert", ""), settings.get("key", ""))
+    if bool(files.cert) != bool(files.key):
+        raise BadUrl("etcd store: cert and key must be set together: set both or neither")
+    wanted = settings.get("tls", "true" if files != TlsFiles() else "false")
+    if wanted not in ("true", "false"):
+        raise BadUrl(f"etcd store: invalid tls {wanted!r}: use true or false")
+    return files if wanted == "true" else None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from etcd_cluster import needs_etcd, running
 
+from ddp_launch_wings.etcd.client import REVOKE
+from ddp_launch_wings.etcd.store import EtcdStore
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd import EtcdStore
-from rendezvous.store.etcd_client import REVOKE
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Conflict, OwnershipLost
 from rendezvous.values.state import JobState
@@ -127,7 +127,7 @@ async def opened(url: str, address: str) -> AsyncIterator[EtcdStore]:
 
 
 def test_one_owns_and_the_others_know_who(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner._TTL_S", 600)
 
     async def check() -> None:
         async with opened(url, "a:1") as a, opened(url, "b:1") as b:
@@ -155,7 +155,7 @@ def test_a_released_job_and_a_closed_replica_are_free_at_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long before any lease is over."""
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner._TTL_S", 600)
 
     async def check() -> None:
         freed: asyncio.Queue[str] = asyncio.Queue()
@@ -187,7 +187,7 @@ def test_a_released_job_and_a_closed_replica_are_free_at_once(
 
 def test_etcd_itself_refuses_the_write_of_a_deposed_owner(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is gone and the job another's, but it does not know yet: no clock here, the transaction alone."""
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner._TTL_S", 600)
 
     async def check() -> None:
         async with opened(url, "a:1") as a, opened(url, "b:1") as b:
@@ -260,7 +260,7 @@ def test_an_owner_whose_loop_is_busy_keeps_its_jobs(url: str, monkeypatch: pytes
     The lease is twice as long as in operation, as others may use this machine.
     """
     ttl_s = 4
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", ttl_s)
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner._TTL_S", ttl_s)
     lost = []
 
     async def check() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rendezvous.store.etcd_owner import Lease
+from ddp_launch_wings.etcd.owner import Lease
 
 
 def test_certainty_counts_from_the_sending_and_ends_before_the_lease() -> None:

@@ -11,8 +11,7 @@ import grpc.aio
 import pytest
 from etcd_cluster import needs_etcd, running
 
-from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_client import (
+from ddp_launch_wings.etcd.client import (
     COMPACT,
     TXN,
     Access,
@@ -23,7 +22,8 @@ from rendezvous.store.etcd_client import (
     putting,
     when,
 )
-from rendezvous.store.etcd_owner import Changes, Follower, Snapshot
+from ddp_launch_wings.etcd.owner import Changes, Follower, Snapshot
+from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import grpc.aio
 
-from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_client import (
+from ddp_launch_wings.etcd.client import (
     GRANT,
     KEEP_ALIVE,
     RANGE,
@@ -43,13 +42,14 @@ from rendezvous.store.etcd_client import (
     reading,
     when,
 )
+from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.protocol import Owner, OwnershipLost, StoreError
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.store.etcd_client import Access, Keys, Member, Metadata
+    from ddp_launch_wings.etcd.client import Access, Keys, Member, Metadata
 _log = logging.getLogger(__name__)
 _AFTER_REFUSAL_S = 1.0
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from ddp_launch_wings.etcd import owner as etcd_owner
+from ddp_launch_wings.etcd.client import NotFound, Unreachable
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store import etcd_owner
-from rendezvous.store.etcd_client import NotFound, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rendezvous.store.etcd_client import EtcdClient
+    from ddp_launch_wings.etcd.client import EtcdClient
 
 
 class Members:

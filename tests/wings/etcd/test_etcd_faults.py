@@ -12,10 +12,11 @@ import pytest
 from etcd_cluster import issue, make_certificates, needs_etcd, running
 from launched import eventually
 
+from ddp_launch_wings.etcd.client import COMPACT, TXN, Access, EtcdClient, putting, when
+from ddp_launch_wings.etcd.owner import Changes, EtcdOwnership, Follower, Snapshot
+from ddp_launch_wings.etcd.store import PASSWORD_VARIABLE
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_client import COMPACT, TXN, Access, EtcdClient, putting, when
-from rendezvous.store.etcd_owner import Changes, EtcdOwnership, Follower, Snapshot
-from rendezvous.store.open import PASSWORD_VARIABLE, open_store
+from rendezvous.store.open import open_store
 from rendezvous.store.protocol import StoreError
 from rendezvous.values.state import JobState
 
@@ -127,7 +128,7 @@ def test_a_leader_that_is_gone_costs_an_election(
 def test_callers_wait_while_all_of_etcd_is_away(
     cluster: EtcdCluster, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
-    caplog.set_level(logging.WARNING, "rendezvous.store.etcd_client")
+    caplog.set_level(logging.WARNING, "ddp_launch_wings.etcd.client")
 
     async def check() -> None:
         async with opened(cluster.url(request.node.name)) as store:
@@ -207,7 +208,7 @@ def test_a_watch_misses_nothing_while_its_member_hangs(
     cluster: EtcdCluster, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the missed revisions compacted away, a new picture makes up for them."""
-    monkeypatch.setattr("rendezvous.store.etcd_owner._IDLE_S", 2.0)  # it notices when all is written
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner._IDLE_S", 2.0)  # it notices when all is written
 
     async def check() -> None:
         watching, writing, heard = _client(cluster), _client(cluster), _Heard()
@@ -313,8 +314,8 @@ def test_a_password_is_asked_for_and_kept_quiet(tmp_path: Path, caplog: pytest.L
 
 
 def test_tls_both_ways_and_renewed_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.store.etcd_client._CHECK_FILES_EVERY_S", 0.0)
-    monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)  # nothing is renewed while openssl runs
+    monkeypatch.setattr("ddp_launch_wings.etcd.client._CHECK_FILES_EVERY_S", 0.0)
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner._TTL_S", 600)  # nothing is renewed while openssl runs
     certificates = make_certificates(tmp_path / "tls")
 
     async def check(cluster: EtcdCluster) -> None:
@@ -332,7 +333,7 @@ def test_tls_both_ways_and_renewed_under_way(tmp_path: Path, monkeypatch: pytest
             async with asyncio.timeout(60.0):
                 assert (await waiting).data == b"after all"
         without = cluster.url("tls").partition("?")[0] + f"?cacert={certificates.folder}/ca.crt"
-        monkeypatch.setattr("rendezvous.store.etcd._FIRST_ANSWER_S", 1.0)
+        monkeypatch.setattr("ddp_launch_wings.etcd.store._FIRST_ANSWER_S", 1.0)
         with pytest.raises(StoreError, match="no answer from etcd"):
             await open_store(without, "here:1")
 
@@ -346,6 +347,6 @@ def _serial(client: EtcdClient) -> object:
 
 
 def test_nobody_there_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.store.etcd._FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr("ddp_launch_wings.etcd.store._FIRST_ANSWER_S", 0.5)
     with pytest.raises(StoreError, match=r"no answer from etcd at 127\.0\.0\.1:1, \[::1\]:2379"):
         asyncio.run(open_store("etcd://127.0.0.1:1,[::1]/x", "here:1"))

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 
-from rendezvous.store import etcd_owner
+from ddp_launch_wings.etcd import owner as etcd_owner
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Conflict, OwnershipLost, Store
 

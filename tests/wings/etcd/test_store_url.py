@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from rendezvous.store.etcd_client import TlsFiles
-from rendezvous.store.open import PASSWORD_VARIABLE, open_store, parse_etcd
+from ddp_launch_wings.etcd.client import TlsFiles
+from ddp_launch_wings.etcd.store import PASSWORD_VARIABLE, parse_etcd
+from rendezvous.store.open import open_store
 from rendezvous.store.protocol import StoreError
 
 

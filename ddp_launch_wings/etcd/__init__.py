@@ -1,0 +1,1 @@
+"""Stores of the service in etcd, for any number of replicas."""
