@@ -11,7 +11,6 @@ import os
 import sys
 
 from . import stacks
-from .contracts import DEBUG, DEBUG_IN_TERMINAL, DEBUG_OTHER, JOINS
 
 TYPE_CHECKING = False  # not from typing: the user may have a script called typing.py
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# Those of `contracts`, which imports typing and struct: the user may have scripts with these names, too.
+DEBUG, DEBUG_IN_TERMINAL, DEBUG_OTHER, JOINS = "DDP_DEBUG", "terminal", "other", "DDP_JOINS"
 VARIABLE = "_DDP_LAUNCH_RANK"  # the former PYTHONPATH after a "="; empty: it was not set
 _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 

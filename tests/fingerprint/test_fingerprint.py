@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ import pytest
 from habits import HABITS, SHORT
 from jobs import Place, drawn_by_each
 from known import differences, lines, permitted
+
+from launcher.template import contracts, script_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,6 +70,23 @@ def test_each_row_is_needed() -> None:
     if _compared != set(HABITS):
         pytest.skip("needs the differences of all habits")
     assert [row.text for row in lines() if row.text not in _needed] == []
+
+
+def test_a_new_interpreter_has_imported_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user may have scripts with the names of modules of the standard library."""
+
+    def imported() -> set[str]:
+        words = [sys.executable, "-c", "import sys; print(*sys.modules)"]
+        return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+
+    before = imported()
+    monkeypatch.setenv("PYTHONPATH", "")
+    script_start.announce()
+    assert imported() - before == {"faulthandler", "fcntl"}
+    assert [vars(contracts)[name] for name in _NAMES] == [vars(script_start)[name] for name in _NAMES]
+
+
+_NAMES = ("DEBUG", "DEBUG_IN_TERMINAL", "DEBUG_OTHER", "JOINS")
 
 
 def test_nothing_is_left_of_a_place(tmp_path: Path) -> None:
