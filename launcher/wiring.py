@@ -33,6 +33,7 @@ from launcher.exchange import (
     StopRequested,
     StoreReached,
 )
+from launcher.failure.symptoms import is_consequence
 from launcher.health import page
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
@@ -57,7 +58,7 @@ from rendezvous.replay.journal import Journals
 from rendezvous.values.cause_text import counted, ranks
 from rendezvous.values.events import AgentJoined, Assigned, CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import Cause, DecisionKind
+from rendezvous.values.types import Cause, DecisionKind, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -99,7 +100,8 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
     logs = LogPump(spec.log, folder.path, file_limit=folder.file_limit)
     if folder.warning:
         logs.say(f"ddp-launch: warning: {folder.warning}")
-    user_messages = UserMessages(spec, logs.say)
+    logs.is_consequence = is_consequence
+    user_messages = UserMessages(spec, logs.say, logs.say_of_failure)
     boundary = ErrorBoundary(logs.say)
     return Shell(
         spec,
@@ -547,9 +549,16 @@ _SIGKILL = 9
 
 
 class UserMessages:
-    def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        say: Callable[[str], None],
+        say_of_failure: Callable[[str, bool], None] | None = None,
+    ) -> None:
         self._spec, self._say_line = spec, say
+        self._say_of_failure = say_of_failure or (lambda text, _is_explained: say(text))
         self._last_reason = self._last_waiting = self._last_notice = ""
+        self._is_explained = True  # the failure: it is not that a peer is lost
         self._held = ""  # the reason of a stop, until it is certain that the job goes on
         self._replaced: tuple[int, ...] | None = None  # ranks with new processes; None: all
 
@@ -650,15 +659,19 @@ class UserMessages:
             self._report_reason(decision.reason)
             return
         self._held = decision.reason
+        self._is_explained = decision.cause.failure is not FailureClass.CONSEQUENCE
         if decision.in_place:  # ranks may take long to leave a collective
             cause, self._last_reason = decision.cause, decision.reason  # `report_back` says when it is healed
-            self.say(f"rank {cause.rank} on {cause.node}: {cause.reason}; pausing the other ranks")
+            self._say_failure(f"rank {cause.rank} on {cause.node}: {cause.reason}; pausing the other ranks")
 
     def _report_reason(self, reason: str) -> None:
         self._held = ""
         if reason and reason != self._last_reason:
             self._last_reason = reason
-            self.say(reason)
+            self._say_failure(reason)
+
+    def _say_failure(self, text: str) -> None:
+        self._say_of_failure(f"ddp-launch: {printable(text)}", self._is_explained)
 
 
 def _global(state: Supervision, local_ranks: Iterable[int]) -> list[int]:

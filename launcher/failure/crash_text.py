@@ -98,20 +98,28 @@ class _Block:
     raised: Raised
 
 
+# A function of torch that we observe. Lines of its own follow, with more indentation.
+_OUR_FRAME = re.compile(r'  File ".*/ddp/telemetry/(?:observing|torch_marks|collective_marks)\.py", line ')
+
+
 def first_line(text: str) -> str:
     return next((line.strip() for line in text.split("\n") if line.strip()), "")
 
 
 def clean_lines(text: str) -> list[str]:
-    """Remove colors, torch's rank prefix and the overwritten part of progress bars; truncate long lines.
+    """Remove colors, torch's rank prefix, our frames and the overwritten part of progress bars; truncate long lines.
 
     A traceback begins a line, even after text without a newline: a prompt, a progress bar.
     """
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
     lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
     cleaned: list[str] = []
+    is_ours = False
     for line in lines:
         text = re.sub(f"^{_RANK}", "", line)
+        is_ours = bool(_OUR_FRAME.match(text)) or (is_ours and text.startswith("    "))
+        if is_ours:
+            continue
         before = text.removesuffix(TRACEBACK_HEADER)
         if before == text or not before.strip() or before.endswith(("Original ", "Exception Group ")):
             cleaned.append(text[:MAX_LINE_CHARS])

@@ -57,7 +57,8 @@ class Farewell:
         """Show the rest of the output. Return whether all of it was shown, since the start."""
         if self._finish.outcome is None:
             self._limit = asyncio.get_running_loop().call_later(_STOPPED_S, self.hurry, 0)
-        return await asyncio.to_thread(self._logs.close, _TERMINAL_S)
+        has_box = self._finish.outcome is not None and not self._finish.outcome.succeeded
+        return await asyncio.to_thread(self._logs.close, _TERMINAL_S, has_box)
 
     async def tell(self, all_shown: bool) -> int:
         """Report how the job ended, and return the exit code."""

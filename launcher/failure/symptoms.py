@@ -13,6 +13,7 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from launcher.failure.crash_text import clean_lines, last_raised
 from launcher.failure.hidden_modules import hint_of_hidden
 from launcher.machine.xids import XIDS, XidOrigin, xid_in
 from rendezvous.values.cause_text import OUT_OF_TIME_IN_A_LIBRARY
@@ -152,6 +153,12 @@ _HINTS = (
 )
 
 
+def is_consequence(traceback: bytes) -> bool:
+    """Whether a traceback only says that a peer is gone."""
+    crash = last_raised(clean_lines(traceback.decode("utf-8", "replace")))
+    return crash is not None and all(class_of(each) is FailureClass.CONSEQUENCE for each in crash.chain[-1:])
+
+
 def class_of(raised: Raised) -> FailureClass:
     if raised.parts:
         classes = [class_of(part) for part in raised.parts]
@@ -195,12 +202,8 @@ def _python_class(raised: Raised, words: str) -> FailureClass:
     return FailureClass.USER_EXCEPTION
 
 
-_MARKS = "/telemetry/collective_marks.py"  # our wrapper of torch's functions
-
-
 def _called_distributed(raised: Raised) -> bool:
-    called = [file for file in raised.files if not file.endswith(_MARKS)]
-    return bool(called) and "/torch/distributed/" in called[-1]
+    return bool(raised.files) and "/torch/distributed/" in raised.files[-1]
 
 
 def hint_of(raised: Raised, hiding: Mapping[str, str] = _NOTHING) -> str:

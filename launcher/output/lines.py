@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from launcher.settings.spec import LogSpec, Streams
 
@@ -158,3 +158,42 @@ def is_shown(log: LogSpec, local_rank: int, stream: Streams) -> bool:
     if log.local_ranks_filter and local_rank not in log.local_ranks_filter:
         return False
     return bool(log.tee.of(local_rank) & stream) or not log.redirects.of(local_rank) & stream
+
+
+# --- tracebacks of ranks that end because a peer is gone -------------------------------------------
+#
+# torch begins each line of an uncaught exception with the rank. A traceback that only says that a peer is gone is a
+# consequence of an event that is reported in one line, so the terminal shows nothing of it. The log has all of it.
+
+_OF_A_RANK = re.compile(rb"\[rank\d+\]:")
+_HEADER = TRACEBACK_HEADER.encode()
+_BETWEEN = (b"During handling of", b"The above exception")
+
+
+class Fold(NamedTuple):
+    held: bytes = b""  # a traceback whose exception has not come yet
+    is_folding: bool = False  # what follows belongs to a traceback that is not shown
+
+
+def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> tuple[Fold, bytes, bytes]:
+    """The next state, what is to be shown, and what only says that a peer is gone."""
+    if fold == Fold() and _HEADER not in text:
+        return fold, text, b""
+    held, is_folding = fold
+    shown, left_out = b"", b""
+    for line in text.splitlines(keepends=True):
+        found = _OF_A_RANK.match(line)
+        said = line[found.end() :].lstrip(b" ").rstrip() if found else b""
+        if found is None:
+            shown, held, is_folding = shown + held + line, b"", False
+        elif held or said == _HEADER:
+            held += line
+            if said and said != _HEADER and not line[found.end() + 1 :].startswith((b" ", *_BETWEEN)):
+                is_folding = is_consequence(held)
+                shown, left_out = (shown, left_out + held) if is_folding else (shown + held, left_out)
+                held = b""
+        elif is_folding:
+            left_out += line
+        else:
+            shown += line
+    return Fold(held, is_folding), shown, left_out

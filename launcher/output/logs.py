@@ -63,6 +63,10 @@ class LogPump:
         self._directory = directory
         self.files = LogFiles(file_limit, self._complain)
         self._newest = -1  # generation
+        self.is_consequence: Callable[[bytes], bool] = lambda _traceback: False
+        self._left_out: dict[
+            int, list[tuple[RankStream, bytes]]
+        ] = {}  # by rank: tracebacks, see `lines.folded`
         self.received = 0  # bytes from all ranks: shows whether they write anything
         self._err_fd = err_fd
         self._err = self._open_terminal(err_fd)
@@ -79,6 +83,7 @@ class LogPump:
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
         self._deadline: float | None = None  # of close, for terminals
+        self._is_explained = False  # the end of the job
         self._is_abandoned = False  # the command does not wait for readers any more
         self._left: dict[int, int] | None = None  # at the end: what each pipe may still hold
         self._shown_all = False
@@ -146,6 +151,20 @@ class LogPump:
         with contextlib.suppress(OSError):
             os.write(self._err_fd, text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
 
+    def say_of_failure(self, text: str, is_explained: bool) -> None:
+        """Show a line about a failure. If it explains the tracebacks that were left out, it only counts them."""
+        self._ask(lambda: self._err.say(text + self._consequences(is_explained)))
+
+    def _consequences(self, is_explained: bool) -> str:
+        left_out, self._left_out = self._left_out, {}
+        if not is_explained:
+            for stream, traceback in (each for of_rank in left_out.values() for each in of_rank):
+                self._put(stream, traceback)
+        if not left_out or not is_explained:
+            return ""
+        others = "1 other rank" if len(left_out) == 1 else f"{len(left_out)} other ranks"
+        return f"; {others} lost a connection: see the logs"
+
     def progress(self, text: str) -> None:
         """Set the live line in the bottom row if stderr is a terminal; "" removes it."""
         if self._err.is_tty:
@@ -177,12 +196,15 @@ class LogPump:
         self._times_blocked += bool(self._throttle.blocked())
         return self.received + self._times_blocked
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, is_explained: bool = False) -> bool:
         """Read what is in the pipes now, show it, and end. Wait for pipes until their reader leaves, or `abandon`.
+
+        `is_explained`: what is printed after this says why ranks have lost their peers.
 
         A terminal has `timeout_s`; what it does not show in this time is dropped.
         Return False if some lines were never shown, at any time, and are only in the log files.
         """
+        self._is_explained = is_explained
         with self._lock:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
@@ -252,6 +274,7 @@ class LogPump:
         self._run_until(lambda: not self._throttle.is_holding)
         for stream in list(self._streams.values()):
             self._end(stream)
+        self._consequences(self._is_explained)
         self._err.end_line()  # what may still come there is of the launcher
         self._write(is_over=True)
         self._run_until(lambda: all(each.is_idle or each.is_tty for each in self._terminals))
@@ -346,14 +369,22 @@ class LogPump:
     def _show(self, stream: RankStream, display: RankDisplay, shown: ShownText) -> None:
         if stream.has_terminal and shown.record:
             stream.file.write(shown.record)
-        if shown.text:
-            display.terminal.put(display.labelled(shown.text), stream.file.path)
-            self._filtered.add(stream, display, shown.text)
+        text = shown.text
+        if stream.stream is Streams.ERR and not self._log.verbose:
+            stream.fold, text, left_out = lines.folded(stream.fold, text, self.is_consequence)
+            if left_out:
+                self._left_out.setdefault(stream.label.rank, []).append((stream, left_out))
+        self._put(stream, text)
+        self._filtered.add(stream, display, shown.text)
         self._live.update(display, at_once=bool(shown.text))
         if display.due_at() is not None:
             self._bars[stream.fd] = stream
         else:
             self._bars.pop(stream.fd, None)
+
+    def _put(self, stream: RankStream, text: bytes) -> None:
+        if stream.display is not None and text:
+            stream.display.terminal.put(stream.display.labelled(text), stream.file.path)
 
     def _show_due_updates(self, now: float) -> None:
         for stream in list(self._bars.values()):
@@ -377,6 +408,7 @@ class LogPump:
         del self._streams[stream.fd]
         if stream.display:
             self._show(stream, stream.display, stream.display.finish(time.monotonic()))
+            self._put(stream, stream.fold.held)
         self._bars.pop(stream.fd, None)
         self._throttle.remove(stream.fd)
         self._channels.close(stream.fd, stream.has_terminal)
@@ -431,6 +463,7 @@ class RankStream:
         self.has_terminal = channel.is_terminal
         self.file = file
         self.display = display  # None: the stream goes to its file only
+        self.fold = lines.Fold()
         self.tail = bytearray()
         self.beginning = b""  # of the last traceback that started before the tail
 

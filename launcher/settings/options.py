@@ -236,6 +236,7 @@ LOGS = (
         "precedence",
         foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", str),
     ),
+    _switch("--verbose", "also show the tracebacks of ranks that end only because another rank is gone"),
     _ours(
         "--color",
         "WHEN",

@@ -156,6 +156,7 @@ class LogSpec:
     color: str = "auto"  # auto, always, never
     terminal: str = "auto"  # whether ranks get a terminal: auto, never
     bars: Literal["first", "all", "none"] | tuple[int, ...] = "first"  # local ranks whose bars are redrawn
+    verbose: bool = False  # also show tracebacks of ranks that only end because a peer is gone
     journal_limit: int = 8 << 20  # bytes; 0: no journals for `ddpctl replay`
 
 

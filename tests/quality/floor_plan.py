@@ -159,8 +159,8 @@ ROOMS = {
         "replaying": {"exchange", "supervision"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings", "template"},
         "wiring": set(
-            "answers error_boundary exchange health joining notify output preflight progress ranks replaying settings "
-            "template".split()
+            "answers error_boundary exchange failure health joining notify output preflight progress ranks "
+            "replaying settings template".split()
         ),
         "notify": {"error_boundary", "exchange", "settings"},
         "agent": set(
