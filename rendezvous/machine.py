@@ -218,9 +218,9 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
     homes = {p.agent.node: p.agent for p in world_of(state).placements}
     keeper = world_of(state).placements[0].agent  # the node whose log users read first
     notices = [
-        Tell(agent, Notice(state.generation, each.text))
-        for each in news
-        for agent in dict.fromkeys((keeper, homes[each.node]))
+        Tell(agent, Notice(state.generation, text))
+        for node, text in news
+        for agent in dict.fromkeys((keeper, homes[node]))
     ]
     return replace(state, straggler_state=straggler_state), tuple(notices)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.health.page import in_words, times_of
 from rendezvous.values.questions import GpuSeen, RankSeen
@@ -14,31 +14,29 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 
+_AS_ON_THE_PAGE = (
+    *("rank", "known", "phase", "phase_s", "quiet_s", "step", "step_s", "last_step_s", "mean_step_s"),
+    "message",
+)
+
+
 def rank_seen(
     view: RankView, local_rank: int, *, pid: int, memory: int, gpu: GpuSeen | None, starts: int
 ) -> RankSeen:
     times = times_of(view)
+    same: dict[str, Any] = {name: getattr(view, name) for name in _AS_ON_THE_PAGE}
     return RankSeen(
-        rank=view.rank,
+        **same,
         local_rank=local_rank,
         pid=pid,
-        known=view.known,
         alive=view.process.alive,
         process=view.process.state,
-        phase=view.phase,
-        phase_s=view.phase_s,
-        quiet_s=view.quiet_s,
-        step=view.step,
-        step_s=view.step_s,
-        last_step_s=view.last_step_s,
-        mean_step_s=view.mean_step_s,
         spent_s=times.own_s + times.waiting_s,
         waited_s=times.waiting_s,
         memory=memory,
         gpu=gpu,
         starts=starts,
         doing=in_words(view),
-        message=view.message,
     )
 
 

@@ -105,7 +105,7 @@ def looked(clock: RestartClock, now: float, views: Sequence[RankView]) -> Restar
     if clock.started_at is None or not views or not all(view.known for view in views):
         return clock
     kept = dict(clock.before)
-    if clock.begun_at is None and all(_has_begun(view) for view in views):
+    if clock.begun_at is None and all(view.phase is not RankPhase.STARTING for view in views):
         new = [view for view in views if view.pid not in kept]
         forked_at = clock.forked_at or clock.started_at  # if all ranks have kept their processes
         begun_at = max([forked_at, *(_begun_at(view, now) for view in new)])
@@ -125,10 +125,6 @@ def looked(clock: RestartClock, now: float, views: Sequence[RankView]) -> Restar
         late = max(view.step_s + (view.step - max(clock.reached, 1)) * view.mean_step_s for view in views)
         clock = replace(clock, redone_at=max(clock.stepped_at, now - late))
     return clock
-
-
-def _has_begun(view: RankView) -> bool:
-    return view.phase is not RankPhase.STARTING
 
 
 def _begun_at(view: RankView, now: float) -> float:

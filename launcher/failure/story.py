@@ -7,13 +7,13 @@ A requested end is not a failure and gets one line.
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import GROUP_HEADER, LAST_LINES, clean_lines
 from launcher.output.lines import TRACEBACK_HEADER, printable
+from launcher.output.screen import cells_of
 from rendezvous.values.cause_json import cause_json
-from rendezvous.values.cause_text import described
+from rendezvous.values.cause_text import described, ranks
 from rendezvous.values.durations import duration_text
 from rendezvous.values.outcome_codes import (
     code_of_outcome,
@@ -108,10 +108,7 @@ def headline(outcome: Outcome) -> str:
     if cause is None:
         if not consequences(outcome):
             return f"the job failed: {outcome.reason}"
-        return (
-            "the job failed, but its ranks report only lost connections; "
-            "the network or a process outside this job probably failed"
-        )
+        return "the job failed: its ranks report only lost connections, and no other failure is known"
     if cause.uncertain:
         return f"the job {'hung' if cause.failure is FailureClass.HANG else 'failed'}: {described(cause)}"
     if cause.failure is FailureClass.NODE_LOST or cause.rank < 0:
@@ -160,7 +157,9 @@ def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
     texts = []
     if lost:
         whom = "a peer" if cause is None else "it"
-        texts.append(f"{_ranks(lost)} lost {'its' if len(lost) == 1 else 'their'} connection to {whom}")
+        texts.append(
+            f"{ranks([each.rank for each in lost])} lost {'its' if len(lost) == 1 else 'their'} connection to {whom}"
+        )
         if cause is None:
             texts.append(f"rank {lost[0].rank} on {lost[0].node} reports: {lost[0].reason}")
     if stopped:
@@ -170,15 +169,6 @@ def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
     if len(own) > 2:
         texts.append(f"{len(own) - 2} other ranks also failed")
     return texts
-
-
-def _ranks(causes: list[Cause]) -> str:
-    numbers = sorted(cause.rank for cause in causes)
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    if len(numbers) > 4:
-        return f"{len(numbers)} other ranks"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def _restarts(outcome: Outcome, budget: str) -> str:
@@ -217,13 +207,9 @@ def _user_frames(lines: list[str]) -> list[str]:
         if kept and room < 0:
             break
         kept.insert(0, frame)
-    below = len(frames) - 1 - _last_index(frames, chosen[-1]) if chosen else 0
+    below = next((n for n, frame in enumerate(reversed(frames)) if frame is chosen[-1]), 0)
     tail = [f"  ... {below} library frame{'s' if below > 1 else ''} below ..."] if below else []
     return [*(line for frame in kept for line in frame), *tail, *_shortened(message, 4)]
-
-
-def _last_index(frames: list[list[str]], frame: list[str]) -> int:
-    return max(i for i, each in enumerate(frames) if each is frame)
 
 
 def _frames(lines: list[str]) -> tuple[list[list[str]], list[str]]:
@@ -289,15 +275,7 @@ def _fitting(text: str, width: int) -> int:
 
 
 def _columns(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return sum(_char_columns(char) for char in text)
-
-
-def _char_columns(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+    return len(text) if text.isascii() else len(cells_of(text, "", 0))
 
 
 def _printable(text: str, unicode: bool) -> str:

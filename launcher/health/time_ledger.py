@@ -20,7 +20,6 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
@@ -28,7 +27,7 @@ from rendezvous.values.rank_time import CLASSES, TimeSpent
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from rendezvous.values.rank_view import RankView
 
@@ -58,6 +57,9 @@ _CLASS_OF_PHASE = {
 _REPEATABLE = (*tuple(RankPhase)[1:6], RankPhase.IDLE)
 
 
+Stalls = tuple[tuple[RankPhase, float], ...]  # the phase, and seconds in it without progress
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLedger:
     since: float  # the beginning of the stage
@@ -66,9 +68,7 @@ class TimeLedger:
     has_run: bool = False  # a process has run here before this stage, so time until a step is lost
     # What the page of a process showed when it continued after a pause: the time of an earlier stage.
     base: tuple[tuple[RankPhase, float], ...] = ()
-    stalls: tuple[
-        tuple[RankPhase, float], ...
-    ] = ()  # of this stage: time without progress. The last one may go on
+    stalls: Stalls = ()  # of this stage; the last one may go on
     hidden: float = 0.0  # communication behind computation: of the processes before
     hidden_base: float = 0.0
 
@@ -88,7 +88,7 @@ class TimeLedger:
             return self
         return replace(self, stalls=(*self._past_stalls(view), (view.phase, _stalled_s(view))))
 
-    def _past_stalls(self, view: RankView) -> tuple[tuple[RankPhase, float], ...]:
+    def _past_stalls(self, view: RankView) -> Stalls:
         """Without the last one, if it goes on in this view."""
         phase, seconds = self.stalls[-1] if self.stalls else (None, 0.0)
         return self.stalls[:-1] if phase is view.phase and seconds <= _stalled_s(view) else self.stalls
@@ -132,11 +132,7 @@ class TimeLedger:
 
 
 def of_page(
-    view: RankView | None,
-    wall: float,
-    start: str,
-    base: Mapping[RankPhase, float] = MappingProxyType({}),
-    stalls: Sequence[tuple[RankPhase, float]] = (),
+    view: RankView | None, wall: float, start: str, base: Mapping[RankPhase, float], stalls: Stalls
 ) -> TimeSpent:
     """Divide the time for which a process has run. `start`: the class of the time until its first step."""
     if view is None or not view.known:

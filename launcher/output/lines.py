@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
 
@@ -170,17 +170,16 @@ _HEADER = TRACEBACK_HEADER.encode()
 _BETWEEN = (b"During handling of", b"The above exception")
 
 
-class Fold(NamedTuple):
-    held: bytes = b""  # a traceback whose exception has not come yet
-    is_folding: bool = False  # what follows belongs to a traceback that is not shown
+# A traceback whose exception has not come yet, and whether what follows belongs to one that is not shown.
+Fold = tuple[bytes, bool]
+NO_FOLD: Fold = (b"", False)
 
 
 def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> tuple[Fold, bytes, bytes]:
     """The next state, what is to be shown, and what only says that a peer is gone."""
-    if fold == Fold() and _HEADER not in text:
+    if fold == NO_FOLD and _HEADER not in text:
         return fold, text, b""
-    held, is_folding = fold
-    shown, left_out = b"", b""
+    (held, is_folding), shown, left_out = fold, b"", b""
     for line in text.splitlines(keepends=True):
         found = _OF_A_RANK.match(line)
         said = line[found.end() :].lstrip(b" ").rstrip() if found else b""
@@ -196,4 +195,4 @@ def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> 
             left_out += line
         else:
             shown += line
-    return Fold(held, is_folding), shown, left_out
+    return (held, is_folding), shown, left_out

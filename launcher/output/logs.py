@@ -28,6 +28,7 @@ import termios
 import threading
 import time
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from launcher.output import lines
@@ -37,6 +38,7 @@ from launcher.output.log_file import LogFile, LogFiles, link_folder
 from launcher.output.rank_display import LiveDisplay, display_of, label_columns
 from launcher.output.terminal import Terminal, same_place, write_from_background
 from launcher.settings.spec import Streams
+from rendezvous.values.cause_text import counted
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -158,12 +160,11 @@ class LogPump:
     def _consequences(self, is_explained: bool) -> str:
         left_out, self._left_out = self._left_out, {}
         if not is_explained:
-            for stream, traceback in (each for of_rank in left_out.values() for each in of_rank):
+            for stream, traceback in chain(*left_out.values()):
                 self._put(stream, traceback)
         if not left_out or not is_explained:
             return ""
-        others = "1 other rank" if len(left_out) == 1 else f"{len(left_out)} other ranks"
-        return f"; {others} lost a connection: see the logs"
+        return f"; {counted(len(left_out), 'other rank')} lost a connection: see the logs"
 
     def progress(self, text: str) -> None:
         """Set the live line in the bottom row if stderr is a terminal; "" removes it."""
@@ -408,7 +409,7 @@ class LogPump:
         del self._streams[stream.fd]
         if stream.display:
             self._show(stream, stream.display, stream.display.finish(time.monotonic()))
-            self._put(stream, stream.fold.held)
+            self._put(stream, stream.fold[0])
         self._bars.pop(stream.fd, None)
         self._throttle.remove(stream.fd)
         self._channels.close(stream.fd, stream.has_terminal)
@@ -463,7 +464,7 @@ class RankStream:
         self.has_terminal = channel.is_terminal
         self.file = file
         self.display = display  # None: the stream goes to its file only
-        self.fold = lines.Fold()
+        self.fold = lines.NO_FOLD
         self.tail = bytearray()
         self.beginning = b""  # of the last traceback that started before the tail
 

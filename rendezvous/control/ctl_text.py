@@ -73,12 +73,9 @@ def job_text(job: Any) -> str:
 
 
 def _reloads(summary: Any) -> str:
-    trial = (
-        f"; a failure before step {summary.trial_until} is answered with a rollback"
-        if summary.trial_until
-        else ""
-    )
-    return f"reloads: {summary.reloads}, of which {summary.rollbacks} rolled back{trial}"
+    text = f"reloads: {summary.reloads}, of which {summary.rollbacks} rolled back"
+    until = summary.trial_until
+    return f"{text}; a failure before step {until} is answered with a rollback" if until else text
 
 
 def _placement(nodes: Iterable[Any]) -> list[str]:

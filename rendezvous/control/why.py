@@ -89,12 +89,7 @@ async def story_of(service: Caller, name: str, job: Any, wanted: int) -> Story |
         tuple(each for each in others if is_last and cause is not None and each.rank != cause.rank),
         await _times(service, name, generation + 1),
         job.summary.restarts,
-        tuple(
-            text
-            for node in job.nodes
-            for text in node.health
-            if cause is not None and node.node == cause.node
-        ),
+        tuple(text for node in job.nodes if cause and node.node == cause.node for text in node.health),
     )
 
 

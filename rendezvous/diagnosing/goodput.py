@@ -70,19 +70,12 @@ def whole(state: TimeState) -> JobTime | None:
 def next_repeat(state: TimeState, nodes: Iterable[str]) -> Repeat:
     """What the ranks after a restart do again: the steps since the last checkpoint that any rank has taken."""
     ranks = [rank for node in nodes if node in state.nodes for rank in state.nodes[node].ranks]
-    steps, saved = (max((get(rank) for rank in ranks), default=0) for get in (_steps, _saved))
+    steps = max((rank.steps for rank in ranks), default=0)
+    saved = max((rank.saved_steps for rank in ranks), default=0)
     if any(rank.numbers_steps for rank in ranks):
         up_to = max(steps, state.repeat.up_to)
         return Repeat(up_to=up_to if up_to > saved else 0)
     return Repeat(steps=max(0, steps - saved, state.repeat.steps - saved))
-
-
-def _steps(rank: RankTime) -> int:
-    return rank.steps
-
-
-def _saved(rank: RankTime) -> int:
-    return rank.saved_steps
 
 
 def next_generation(state: TimeState, nodes: Iterable[str]) -> TimeState:

@@ -47,12 +47,7 @@ PHASES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """A rank became a straggler, or is no longer a straggler."""
-
-    node: str
-    text: str
+News = tuple[str, str]  # of a rank that became a straggler, or is none any more: its node, and a text
 
 
 def add_report(
@@ -186,13 +181,13 @@ def _after_window(
             named = times >= WINDOWS_TO_NAME or (before is not None and before.named)
             known = known.plus(rank, SlowRank(home[rank], times, 0, named, slow[rank]))
             if named and not (before is not None and before.named):
-                news.append(News(home[rank], in_words(rank, home[rank], slow[rank])))
+                news.append((home[rank], in_words(rank, home[rank], slow[rank])))
         elif before is not None and before.named and before.fast + 1 < WINDOWS_TO_CLEAR:
             known = known.plus(rank, replace(before, slow=0, fast=before.fast + 1))
         elif before is not None:
             known = known.minus(rank)
             if before.named:
-                news.append(News(before.node, no_longer(rank, before.node)))
+                news.append((before.node, no_longer(rank, before.node)))
     return known, tuple(news)
 
 
@@ -213,14 +208,14 @@ def nodes_to_exclude(
     straggler_state: StragglerState, present: Sequence[str], min_nodes: int
 ) -> dict[str, str]:
     """The nodes to exclude, with the reason: the slowest first. At least `min_nodes` of the present nodes remain."""
-    slowest = sorted(straggler_state.named, key=lambda pair: _lost(pair[1]), reverse=True)
+    slowest = sorted(
+        straggler_state.named,
+        key=lambda pair: pair[1].slowness.own_s - pair[1].slowness.peers_s,
+        reverse=True,
+    )
     chosen: dict[str, str] = {}
     for rank, slow_rank in slowest:
         node = slow_rank.node
         if node in present and node not in chosen and len(present) - len(chosen) > min_nodes:
             chosen[node] = in_words(rank, node, slow_rank.slowness)
     return chosen
-
-
-def _lost(slow_rank: SlowRank) -> float:
-    return slow_rank.slowness.own_s - slow_rank.slowness.peers_s

@@ -271,18 +271,13 @@ BYTES_OF = {
 
 def summary(job: Any) -> dict[str, Any]:
     """A row of the list of jobs."""
-    return {
-        "job": job.job_id,
-        "phase": phase_of(job),
-        "generation": job.generation,
-        "nodes": job.nodes or job.members,
-        "min_nodes": job.min_nodes,
-        "max_nodes": job.max_nodes,
-        "ranks": job.world_size,
-        "restarts": job.restarts,
-        "heals": job.heals,
-        "reason": job.reason,
-    }
+    same = _same(job, "generation min_nodes max_nodes restarts heals reason")
+    nodes = job.nodes or job.members
+    return {"job": job.job_id, "phase": phase_of(job), "nodes": nodes, "ranks": job.world_size, **same}
+
+
+def _same(found: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names.split()}
 
 
 def job_view(job: Any) -> dict[str, Any]:
@@ -292,7 +287,9 @@ def job_view(job: Any) -> dict[str, Any]:
         "is_over": job.summary.phase == pb.PHASE_ENDED,
         "where": [_node(node) for node in job.nodes],
         "decisions": [_decision(each) for each in decisions],
-        "failures": [_failure(each.generation, each.cause) for each in job.failures],
+        "failures": [
+            {"generation": each.generation, **_same(each.cause, "rank node reason")} for each in job.failures
+        ],
         "time": "",
     }
     if job.HasField("time"):
@@ -303,43 +300,22 @@ def job_view(job: Any) -> dict[str, Any]:
 def _node(node: Any) -> dict[str, Any]:
     placed = node.HasField("node_rank")
     return {
-        "node": node.node,
+        **_same(node, "node nproc address present excluded block hardware"),
         "node_rank": node.node_rank if placed else None,
         "first": node.rank_offset if placed else None,
-        "nproc": node.nproc,
-        "address": node.address,
-        "present": node.present,
         "late_s": round(node.heard_s) if node.heard_s > _LATE_S else 0,
-        "excluded": node.excluded,
         "health": list(node.health),
-        "block": node.block,
-        "hardware": node.hardware,
         "slow_ranks": list(node.slow_ranks),
     }
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
-    return {
-        "generation": decision.generation,
-        "title": decision.title,
-        "reason": decision.reason,
-        "is_failure": decision.kind not in (DecisionKind.FINISH, DecisionKind.GROW),
-    }
-
-
-def _failure(generation: int, cause: Any) -> dict[str, Any]:
-    return {"generation": generation, "rank": cause.rank, "node": cause.node, "reason": cause.reason}
+    is_failure = decision.kind not in (DecisionKind.FINISH, DecisionKind.GROW)
+    return {**_same(decision, "generation title reason"), "is_failure": is_failure}
 
 
 def note_view(note: Any) -> dict[str, Any]:
-    return {
-        "seq": note.seq,
-        "at": note.at,
-        "generation": note.generation,
-        "kind": note.kind,
-        "node": note.node,
-        "text": note.text,
-    }
+    return _same(note, "seq at generation kind node text")
 
 
 # --- ranks ---------------------------------------------------------------------------------------------------
@@ -399,23 +375,15 @@ def row_view(row: RankRow, named: Collection[int] = ()) -> list[Any]:
 
 
 def step_view(step: StepSeen) -> dict[str, Any]:
-    return {
-        "step": step.step,
-        "duration_s": step.duration_s,
-        "phases": [[str(each.phase), each.start_s, each.end_s] for each in step.phases],
-        "calls": [
-            {
-                "op": each.op,
-                "group": each.group,
-                "bytes": each.numel * BYTES_OF.get(each.dtype, 4),
-                "dtype": each.dtype,
-                "is_async": each.is_async,
-                "start_s": each.start_s,
-                "end_s": each.end_s,
-            }
-            for each in sorted(step.calls, key=lambda call: call.start_s)
-        ],
-    }
+    calls = [
+        {
+            **_same(each, "op group dtype is_async start_s end_s"),
+            "bytes": each.numel * BYTES_OF.get(each.dtype, 4),
+        }
+        for each in sorted(step.calls, key=lambda call: call.start_s)
+    ]
+    phases = [[str(each.phase), each.start_s, each.end_s] for each in step.phases]
+    return {**_same(step, "step duration_s"), "phases": phases, "calls": calls}
 
 
 # --- the story of a failure ----------------------------------------------------------------------------------
@@ -439,14 +407,8 @@ def story_view(story: Story, job: Any) -> dict[str, Any]:
 
 
 def full_row(row: RankRow) -> dict[str, Any]:
-    """Everything that is known of one rank."""
-    return {
-        "rank": row.seen.rank,
-        "node": row.node,
-        "pid": row.seen.pid,
-        "doing": row.seen.doing,
-        "message": row.seen.message,
-    }
+    """What is known of one rank besides its row."""
+    return {"node": row.node, **_same(row.seen, "rank pid doing message")}
 
 
 # --- records the figures of all jobs over time, also without a viewer -----------------------------

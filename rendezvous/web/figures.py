@@ -33,12 +33,8 @@ class Point:
     hidden: float = 0.0  # communication behind computation; some of these classes contain it
 
     def as_list(self) -> list[Any]:
-        sums = _rounded((*self.spent, self.hidden))
+        sums = [round(seconds, 3) for seconds in (*self.spent, self.hidden)]
         return [round(self.at, 1), self.generation, self.ranks, round(self.steps, 2), *sums]
-
-
-def _rounded(spent: tuple[float, ...]) -> list[float]:
-    return [round(seconds, 3) for seconds in spent]
 
 
 def point_of(at: float, generation: int, time: JobTime, ranks: Sequence[RankTime]) -> Point:

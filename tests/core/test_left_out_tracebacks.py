@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.failure.symptoms import is_consequence
-from launcher.output.lines import Fold, folded
+from launcher.output.lines import NO_FOLD, folded
 
 FRAMES = b"""\
 [rank2]: Traceback (most recent call last):
@@ -24,12 +24,12 @@ OWN = b"[rank2]: ValueError: bad sample\n"
 
 def fed(text: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
     """Whole lines arrive in pieces."""
-    lines, fold, shown, left_out = text.splitlines(keepends=True), Fold(), b"", b""
+    lines, fold, shown, left_out = text.splitlines(keepends=True), NO_FOLD, b"", b""
     ends = sorted({min(cut, len(lines)) for cut in cuts} | {len(lines)})
     for begin, end in zip([0, *ends], ends, strict=False):
         fold, more, less = folded(fold, b"".join(lines[begin:end]), is_consequence)
         shown, left_out = shown + more, left_out + less
-    return shown + fold.held, left_out
+    return shown + fold[0], left_out
 
 
 @given(st.lists(st.integers(0, 12)))
