@@ -49,7 +49,10 @@ def test_the_others_keep_their_processes_when_rank_0_is_killed(launch: Launch, t
     assert "; pausing the other ranks" in said
 
 
-@pytest.mark.parametrize("options", [(), ("--no-warm-start",)], ids=["warm", "plain"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="warm"), pytest.param(("--no-warm-start",), id="plain", marks=pytest.mark.nightly)],
+)
 def test_the_others_keep_their_processes_when_two_are_killed_at_once(
     launch: Launch, options: tuple[str, ...]
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_rank_that_leaves_its_loop_with_an_error_is_healed(launch: Launch) -> 
     end(job)
 
 
+@pytest.mark.nightly(instead="core/test_healing.py")
 def test_a_failed_collective_that_nobody_else_explains_is_healed(launch: Launch) -> None:
     job = launch(*TWO, source=REPORTS_AN_ERROR, fake_torch="")
     first = world(job.there, 1, 2, job)
@@ -112,6 +116,7 @@ def test_a_failed_collective_that_nobody_else_explains_is_healed(launch: Launch)
     assert "(no other failure was reported); pausing the other ranks" in job.said()
 
 
+@pytest.mark.nightly(instead="core/test_pausing.py")
 def test_a_job_with_a_paused_rank_ends_on_a_signal(launch: Launch) -> None:
     job = launch(*TWO, source=ONE_IS_STUCK.replace("'1'", "'0'"), fake_torch="")
     first = world(job.there, 1, 2, job)
@@ -122,6 +127,7 @@ def test_a_job_with_a_paused_rank_ends_on_a_signal(launch: Launch) -> None:
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly(instead="sim/test_scenarios.py")
 def test_the_loss_of_the_zygote_while_a_rank_is_paused_restarts_all(launch: Launch) -> None:
     job = launch("--nproc-per-node", "3", "--max-restarts", "1", source=ONE_IS_STUCK, fake_torch="")
     first = world(job.there, 1, 3, job)

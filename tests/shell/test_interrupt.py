@@ -101,7 +101,7 @@ def test_a_second_ctrl_c_does_not_wait_for_detached_processes(launch: Launch) ->
     job.assert_nothing_left(0.0)
 
 
-@pytest.mark.parametrize("nodes", ["2", "1:2"])
+@pytest.mark.parametrize("nodes", ["2", pytest.param("1:2", marks=pytest.mark.nightly)])
 def test_ctrl_c_on_one_node_ends_the_job_on_all(launch: Launch, tmp_path: Path, nodes: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SAVES)

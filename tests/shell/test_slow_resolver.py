@@ -47,7 +47,7 @@ socket.getaddrinfo, socket.getfqdn = slowly(socket.getaddrinfo), slowly(socket.g
         (("--hosts", "slow.example,slower.example"), ""),
     ],
 )
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.nightly)])
 def test_a_signal_is_answered_while_names_are_looked_up(
     launch: Launch, tmp_path: Path, words: tuple[str, ...], own_name: str, name: str
 ) -> None:

@@ -118,11 +118,13 @@ def test_a_wheel_for_all_machines_needs_no_compiler_and_says_so(source, tmp_path
     assert contents.problems_of_wheel(made) == []
 
 
+@pytest.mark.nightly(instead="::test_without_a_compiler_the_rest_is_installed_and_says_what_is_missing")
 def test_a_core_that_is_required_and_cannot_be_compiled_is_an_error(source, tmp_path):
     with pytest.raises(AssertionError, match="nowhere"):
         wheel_of(source, tmp_path, DDP_LAUNCH_CORE="required", CC="/nowhere/cc")
 
 
+@pytest.mark.nightly(instead="::test_without_a_compiler_the_rest_is_installed_and_says_what_is_missing")
 def test_the_source_archive_can_be_compiled(source, tmp_path):
     build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
     run(sys.executable, "-W", "ignore", "-c", build, cwd=source)
