@@ -273,8 +273,16 @@ def _signalled(end: RankEnd) -> _Account | None:
 
 
 def _terminated_by_torch(end: RankEnd, lines: list[str]) -> _Account | None:
-    """The end by torch's monitor of NCCL: after the error of any rank, or because the watchdog thread hangs."""
-    why = why_terminated(lines) if end.signal == signal.SIGABRT else ""
+    """The end by torch's monitor of NCCL: after the error of any rank, or because the watchdog thread hangs. Or by the
+    watchdog of nccl2.
+    """
+    if end.signal != signal.SIGABRT:
+        return None
+    if raised := aborted_by_nccl2(lines):
+        failure, doubt = _judged(raised)
+        reason = f"killed by SIGABRT: {headline(raised.message)}"
+        return _Account(failure, reason, raised.message, hint_of(raised), signal=end.signal, doubt=doubt)
+    why = why_terminated(lines)
     if not why:
         return None
     reason = f"killed by SIGABRT: torch has terminated the process, due to {why}"
@@ -403,6 +411,10 @@ _WARNING = re.compile(r"NCCL WARN (.+)")
 _FATAL = re.compile(
     r"\[F\S* .*?Terminating the process after attempting to dump debug info, due to (.+?)\.?$"
 )
+# nccl2, which is the backend `nccl` from torch 2.15 on: its watchdog logs why, and aborts the process at once.
+_ABORTS = re.compile(
+    r"\[TC\].* Aborting process on rank \d+ due to (timeout|error) - (?:nccl hit async error: )?(.+)"
+)
 _WATCHDOG = re.compile(r"(?:\[PG [^\]]*\] ?)?Process group watchdog thread terminated with exception: ")
 _IN_SOURCE = re.compile(r"NCCL error in: \S+:\d+, ")
 _LAST_ERROR = "Last error:"
@@ -413,11 +425,7 @@ def cause_of_asynchronous(end: RankEnd, reported: str) -> Cause:
     """The cause of an error that a guard has reported. `end`: the facts about its rank, which still runs."""
     lines = clean_lines(end.stderr_tail)
     raised = Raised(_TYPE, _message(lines, reported) or reported)
-    failure, doubt = class_of(raised), None
-    if not is_known(raised):
-        failure, doubt = FailureClass.CONSEQUENCE, Doubt.CULPRIT
-    elif may_be_at_peer(raised):
-        doubt = Doubt.CULPRIT
+    failure, doubt = _judged(raised)
     return Cause(
         node=end.node,
         rank=end.rank,
@@ -435,6 +443,12 @@ def cause_of_asynchronous(end: RankEnd, reported: str) -> Cause:
         doubt=doubt,
         suspects=(end.rank,) if doubt is not None else (),
     )
+
+
+def _judged(raised: Raised) -> tuple[FailureClass, Doubt | None]:
+    if not is_known(raised):
+        return FailureClass.CONSEQUENCE, Doubt.CULPRIT
+    return class_of(raised), Doubt.CULPRIT if may_be_at_peer(raised) else None
 
 
 def _message(lines: list[str], reported: str) -> str:
@@ -477,6 +491,15 @@ def headline(message: str) -> str:
 def shortened(raised: Raised) -> Raised:
     """Without the words of the watchdog around the error that it has found."""
     return replace(raised, message=_WATCHDOG.sub("", raised.message, count=1))
+
+
+def aborted_by_nccl2(lines: list[str]) -> Raised | None:
+    """The error for which the watchdog of nccl2 has aborted the process."""
+    found = next((match for line in reversed(lines) if (match := _ABORTS.search(line))), None)
+    if found is None:
+        return None
+    text = f"{_TIMED_OUT} ({found[2]})" if found[1] == "timeout" else f"NCCL error: {found[2]}"
+    return Raised(_TYPE, "\n".join([text, *_warnings(lines)]))
 
 
 def why_terminated(lines: list[str]) -> str:

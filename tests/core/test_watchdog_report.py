@@ -166,3 +166,55 @@ def test_a_rank_that_the_monitor_aborts_is_named_also_if_it_was_stopped_meanwhil
     )
     assert (hangs.failure, hangs.doubt, hangs.stopped) == (C.HANG, Doubt.CULPRIT, False)
     assert times_out.stopped
+
+
+# --- nccl2 ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("why", "failure", "doubt", "words"),
+    [
+        ("timeout - collective operation timed out", C.CONSEQUENCE, None, "collective operation timeout"),
+        ("timeout - timeout watchdog detected operation timeout", C.CONSEQUENCE, None, "operation timeout"),
+        (
+            "error - nccl hit async error: remote process exited or there was a network error",
+            C.CONSEQUENCE,
+            None,
+            "NCCL error: remote process exited",
+        ),
+        (
+            "error - nccl hit async error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+            C.NETWORK,
+            Doubt.CULPRIT,
+            "NCCL error: unhandled system error",
+        ),
+        (
+            "error - timeout watchdog detected operation error",
+            C.CONSEQUENCE,
+            Doubt.CULPRIT,
+            "watchdog detected operation error",
+        ),
+    ],
+)
+def test_an_abort_by_the_watchdog_of_nccl2(why: str, failure: C, doubt: Doubt | None, words: str) -> None:
+    place = "[rank1]:[E1123 04:00:00.1 ProcessGroupNCCL.cpp:610] [TC][rank=1][name=0]"
+    lines = (
+        f"{place} nccl hit async error on rank 1: an error\n{place} Aborting process on rank 1 due to {why}\n"
+    )
+    cause = cause_of(replace(_RUNS, signal=6, stderr_tail=lines))
+    assert (cause.failure, cause.doubt) == (failure, doubt)
+    assert words in cause.reason
+
+
+def test_an_abort_by_nccl2_shows_what_nccl_has_warned_of() -> None:
+    warning = "node1:12:34 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer\n"
+    place = "[rank1]:[E1123 04:00:00.1 ProcessGroupNCCL.cpp:610] [TC][rank=1][name=0]"
+    why = "error - nccl hit async error: remote process exited or there was a network error"
+    lines = f"{warning}{place} Aborting process on rank 1 due to {why}\n"
+    cause = cause_of(replace(_RUNS, signal=6, stderr_tail=lines))
+    assert "Connection closed by remote peer" in cause.reason
+
+
+def test_the_words_of_nccl2_in_the_output_of_a_script_are_no_abort() -> None:
+    cause = cause_of(replace(_RUNS, signal=6, stderr_tail="Aborting process on rank 1 due to error - x\n"))
+    assert cause.failure is C.SIGNAL
