@@ -42,7 +42,14 @@ PLACES = [
     "after the commit",
 ]
 WITHIN_S = 900.0
-NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]
+NIGHTLY = pytest.mark.nightly(
+    instead=(
+        "elastic/test_going_on.py::test_ranks_die_and_the_loss_curve_is_that_of_an_undisturbed_run",
+        "elastic/test_going_on.py::test_a_replaced_node_is_given_the_state",
+        "elastic/test_launched.py::test_the_examples_go_on_where_they_were",
+        "elastic/test_in_place.py",
+    )
+)
 Fault = tuple[int, str, int, str]
 
 
@@ -140,32 +147,27 @@ def calm(folder: Path, backend: str, count: int, *, logical: bool = False) -> li
     return run.end()
 
 
+@NIGHTLY
+@pytest.mark.timeout(WITHIN_S)
 @pytest.mark.parametrize(
     ("backend", "recover", "count", "logical"),
     [
-        ("shm", "restart", 4, False),
-        pytest.param("shm", "restart", 50, False, marks=NIGHTLY),
-        pytest.param("hier", "restart", 50, False, marks=NIGHTLY),
-        pytest.param("gloo", "restart", 50, False, marks=NIGHTLY),
-        pytest.param("shm", "in-place", 50, False, marks=NIGHTLY),
-        pytest.param("gloo", "in-place", 12, True, marks=NIGHTLY),
+        ("shm", "restart", 50, False),
+        ("hier", "restart", 50, False),
+        ("gloo", "restart", 50, False),
+        ("shm", "in-place", 50, False),
+        ("gloo", "in-place", 12, True),
     ],
 )
 def test_many_faults_leave_the_bits_as_they_are(
     tmp_path: Path, backend: str, recover: str, count: int, logical: bool
 ) -> None:
-    kinds = KINDS + HANGS if count >= len(KINDS) else KINDS
-    faults = planned(count, kinds, seed=count)
+    faults = planned(count, KINDS + HANGS, seed=count)
     end = Run(tmp_path / "faults", backend, faults, recover, logical=logical).play()
     assert end == calm(tmp_path / "calm", backend, count, logical=logical)
 
 
-@pytest.mark.nightly(
-    instead=(
-        "::test_many_faults_leave_the_bits_as_they_are",
-        "elastic/test_going_on.py::test_a_replaced_node_is_given_the_state",
-    )
-)
+@NIGHTLY
 @pytest.mark.timeout(WITHIN_S)
 def test_nodes_that_are_lost_leave_the_bits_as_they_are(tmp_path: Path) -> None:
     """The second of two nodes goes with its memory, and a new one comes; between that, ranks fail.

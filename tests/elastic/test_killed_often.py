@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from object_store import CREDENTIALS, s3_server
 
-NIGHTLY = pytest.mark.nightly(instead=("::test_some_kills", "::test_some_kills_at_an_object_store"))
+NIGHTLY = pytest.mark.nightly(
+    instead=("::test_some_kills", "elastic/test_object_stores.py", "elastic/test_lying_stores.py")
+)
 
 PROGRAM = Path(__file__).parent / "programs" / "killed_often.py"
 
@@ -43,11 +45,7 @@ def kill_at_an_object_store(there: Path, seed: int, kills: int) -> None:
 
 
 def test_some_kills(tmp_path: Path) -> None:
-    kill(tmp_path, seed=1, kills=60)
-
-
-def test_some_kills_at_an_object_store(tmp_path: Path) -> None:
-    kill_at_an_object_store(tmp_path, seed=1, kills=20)
+    kill(tmp_path, seed=1, kills=20)
 
 
 @NIGHTLY
