@@ -219,7 +219,7 @@ layout: install
 
 # The screenshots of the page in the README, from simulated jobs.
 screenshots: install-test
-	DDP_SCREENSHOTS=docs/img $(PYTEST) -q tests/web/test_page_in_chromium.py -k screen_reader
+	DDP_SCREENSHOTS=docs/img $(PYTEST) -q tests/wings/web/test_page_in_chromium.py -k screen_reader
 
 clean:
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache *.egg-info build dist

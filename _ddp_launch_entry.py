@@ -161,6 +161,7 @@ def _is_library(entry: str, library: str) -> bool:
 
 COMMAND = "ddp_launch.command"  # `ddp-launch NAME ...`
 STORE = "ddp_launch.store"  # of the service: `--store NAME://...`
+PAGE = "ddp_launch.page"  # `--web`: the page of a service or of a job
 BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
 TORCHRUN = "ddp_launch.torchrun"  # `torchrun --rdzv-backend NAME`
 CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`
@@ -170,6 +171,8 @@ _OURS = "ddp_launch_wings"
 
 class WingMissing(ImportError):
     """A name stands in the table or in the metadata of a package, and its module does not exist."""
+
+    code = "DDP-1019"
 
 
 def find(door: str, name: str) -> "Any":

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
+import _ddp_launch_entry as doors
 from launcher import daemon_threads, supervision
 from launcher.exchange import (
     AbortGroups,
@@ -421,9 +422,8 @@ class JobPage:
             self._starting = asyncio.get_running_loop().create_task(work, name="start of the page")
 
     async def _serve(self) -> None:
-        service = await asyncio.to_thread(__import__, "rendezvous.job_page", fromlist=["serve"])
         connection = self._connection
-        url, self._close = await service.serve(
+        url, self._close = await doors.find(doors.PAGE, "web").of_job(
             self._spec.job.job_id, connection.job, connection.endpoints, connection.options
         )
         self._say(f"the page of this job, for one login: {url}")

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS, of_parser, script
 from rendezvous.grpc_io import choose_engine, silence_grpc
@@ -131,10 +132,9 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     from rendezvous.service.server import CannotListen, Server, raise_file_limit
     from rendezvous.store.open import BadUrl, open_store
     from rendezvous.store.protocol import StoreError
-    from rendezvous.web.extra import missing_packages
 
-    if settled["web"] and (missing := missing_packages()):
-        _print_error(ValueError(missing))
+    if problem := _page_problem(settled):
+        _print_error(problem)
         return _USAGE
     start_logging(settled["log_format"], settled["log_level"])
     raise_file_limit()
@@ -203,13 +203,17 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
 def _page_of(server: Any, settled: Mapping[str, Any]) -> Any:
     if not settled["web"]:
         return None
-    from rendezvous.web.callers import InProcess
-    from rendezvous.web.server import Behind, Page
+    return doors.find(doors.PAGE, "web").of_service(server, _certificates(settled))
 
-    def caller_of(identity: Any, peer: str) -> InProcess:
-        return InProcess(server.operations, server.calls, identity, peer)
 
-    return Page(Behind(server.gate, caller_of, server.refusals.note), _certificates(settled))
+def _page_problem(settled: Mapping[str, Any]) -> Exception | None:
+    if not settled["web"]:
+        return None
+    try:
+        missing = doors.find(doors.PAGE, "web").missing_packages()
+    except doors.WingMissing as error:
+        return error
+    return ValueError(missing) if missing else None
 
 
 def _certificates(settled: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ _CORE = {
     "ddp/telemetry/_ending.abi3.so",
     "ddp/telemetry/_page.abi3.so",
 }
-_PAGE = ROOT / "rendezvous" / "web" / "static"  # what a browser loads
+_PAGE = ROOT / "ddp_launch_wings" / "web" / "static"  # what a browser loads
 _IN_SOURCES = (
     ENTRY,
     _TABLE,

@@ -13,13 +13,13 @@ import stat
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+import _ddp_launch_entry as doors
 from launcher.settings.arguments import UsageError
 from launcher.settings.config import ConfigFile, config_from
 from launcher.settings.import_path import import_path
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.settings.values import nearest, printable
 from rendezvous.values.error_codes import Code
-from rendezvous.web.extra import missing_packages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -376,7 +376,7 @@ def check_debugger(settings: Settings, python: str, nproc: int) -> None:
 
 def check_page(settings: Settings) -> None:
     """Find out before the ranks start whether the packages of the page are installed."""
-    if settings["web"] and (missing := missing_packages()):
+    if settings["web"] and (missing := doors.find(doors.PAGE, "web").missing_packages()):
         raise UsageError(missing, code=Code.PACKAGE_MISSING)
 
 

@@ -48,7 +48,6 @@ CORE = {
     },
     "rendezvous": {
         *"access control diagnosing machine replay rounds service session_replay values".split(),
-        "web",
         *within("client", "session_rules"),
         *within("control", "log_lines top_table why_text yaml_text"),
         *within(
@@ -61,7 +60,6 @@ CORE = {
         ),
         *within("replay", "hiding player records what_if"),
         *within("service", "waiting_jobs"),
-        *within("web", "figures requests"),
         *within(
             "values",
             "cause_json cause_text durations error_codes events frozen_map late_dataclass outcome_codes questions "
@@ -83,9 +81,10 @@ CORE = {
     },
     WINGS: {
         "plan",
-        "submit",
+        *("submit", "web"),
         *within("plan", "prediction profile step_model table"),
         *within("submit", "job kubernetes slurm ssh"),
+        *within("web", "figures requests"),
     },
 }
 # Rooms that have a core and a shell: their pure modules are entered one by one, as "health.page".
@@ -94,10 +93,10 @@ CORE_AND_SHELL = (
         "launcher",
         "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
     )
-    | within("rendezvous", "access client control diagnosing replay rounds service values web")
+    | within("rendezvous", "access client control diagnosing replay rounds service values")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
     | within("ddp.elastic", "images logical redundancy")
-    | within(WINGS, "plan submit")
+    | within(WINGS, "plan submit web")
 )
 
 
@@ -118,6 +117,12 @@ WINGS_NEED = {
     "plan": needs(
         "launcher.settings.arguments launcher.settings.values launcher.template.contracts rendezvous.values.durations "
         "rendezvous.values.error_codes"
+    ),
+    "web": needs(
+        "rendezvous.access rendezvous.client.options rendezvous.codec rendezvous.control rendezvous.embedded "
+        "rendezvous.grpc_io rendezvous.local_calls rendezvous.metrics rendezvous.pb rendezvous.service "
+        "rendezvous.values",
+        "grpc starlette uvicorn",
     ),
     "etcd": needs("rendezvous.pb rendezvous.store rendezvous.values", "google grpc"),
     "mpi": needs(
@@ -211,12 +216,10 @@ ROOMS = {
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "replay", "service", "store"},
-        "main": set("access coded_parser completion grpc_io replay service signals store values web".split()),
+        "main": set("access coded_parser completion grpc_io replay service signals store values".split()),
         "control": set(
             "client coded_parser codec completion diagnosing grpc_io local replay service values".split()
         ),
-        "job_page": set("access client control embedded grpc_io local_calls metrics web".split()),
-        "web": {"access", "codec", "control", "service", "values"},
     },
     "ddp": {
         "telemetry": set(),
@@ -280,9 +283,7 @@ ABROAD = {
                 "replay.journal",
                 "replay.records",
                 "service.web",
-                "web.extra",
             ),
-            "job_page",
         )
     },
 }
@@ -290,7 +291,7 @@ ABROAD = {
 # Third-party packages, by the package whose shell may import them. A core imports none.
 THIRD_PARTY = {
     "launcher": set(),
-    "rendezvous": {"grpc", "google", "starlette", "uvicorn"},
+    "rendezvous": {"grpc", "google"},
     "ddp": {"cloudpickle", "torch", "mpi4py", "fsspec"},
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
@@ -350,7 +351,7 @@ MAY_PRINT = {"launcher.cli"}
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.local_calls": "an agent loads it for ddpctl, without the packages of the page",
     "ddp_launch_wings.etcd.owner": "with its importer it would have more lines than a file may have",
-    "rendezvous.web.feed": "with its importer it would have more lines than a file may have",
+    "ddp_launch_wings.web.feed": "with its importer it would have more lines than a file may have",
     "launcher.failure.symptoms": "with its importer it would have more lines than a file may have",
     "launcher.output.rank_display": "with its importer it would have more lines than a file may have",
     "launcher.template.store": "it imports torch, which the loop does not",
@@ -365,8 +366,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 76_700
-MOST_HOUSE_FILES = 390
+MOST_HOUSE_LINES = 75_100
+MOST_HOUSE_FILES = 381
 MOST_WING_LINES = 11_000
 MOST_WING_FILES = 60
 MAX_FILE_LINES = 900

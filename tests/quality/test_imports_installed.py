@@ -34,8 +34,8 @@ OPTIONAL = {
     "torchft": "bench",
     "nvidia_resiliency_ext": "bench",
     "torchsnapshot": "bench",
-    "starlette": "rendezvous",
-    "uvicorn": "rendezvous",
+    "starlette": "ddp_launch_wings",
+    "uvicorn": "ddp_launch_wings",
 }
 NOT_HERE = {
     "cyclonedx": "cyclonedx-python-lib"

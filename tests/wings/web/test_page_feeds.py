@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ddp_launch_wings.web.feed import Feeds, Recorder
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.web.feed import Feeds, Recorder
 
 
 class _Caller:

@@ -24,6 +24,16 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ddp_launch_wings.web.feed import ROW, Feeds, Recorder, step_view, story_view, summary
+from ddp_launch_wings.web.requests import (
+    STILL_HERE,
+    BadRequest,
+    fields,
+    logs_request,
+    order_request,
+    text,
+    wire,
+)
 from rendezvous.access.auth import Denied, Identity, Reason, Right
 from rendezvous.access.secret import file_problem
 from rendezvous.control.commands import TRIAL_STEPS
@@ -47,17 +57,15 @@ from rendezvous.values.questions import (
     StepWanted,
 )
 from rendezvous.values.version import VERSION
-from rendezvous.web.feed import ROW, Feeds, Recorder, step_view, story_view, summary
-from rendezvous.web.requests import STILL_HERE, BadRequest, fields, logs_request, order_request, text, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from ddp_launch_wings.web.feed import Feed
+    from ddp_launch_wings.web.requests import LogsRequest, OrderRequest
     from rendezvous.access.auth import Certificates, Gate, Grant
     from rendezvous.control.log_lines import LogLine
     from rendezvous.control.service import Caller
-    from rendezvous.web.feed import Feed
-    from rendezvous.web.requests import LogsRequest, OrderRequest
 
     Answer = Callable[[Any, "Session"], Awaitable[Response]]
 

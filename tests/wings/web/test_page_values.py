@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ddp_launch_wings.web import server
+from ddp_launch_wings.web.figures import MOST_POINTS, Series, point_of
+from ddp_launch_wings.web.requests import Backlog, BadRequest, logs_request, order_request, wire
 from rendezvous.control.commands import parser
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.rank_time import CLASSES, JobTime, RankTime, TimeSpent
-from rendezvous.web import server
-from rendezvous.web.figures import MOST_POINTS, Series, point_of
-from rendezvous.web.requests import Backlog, BadRequest, logs_request, order_request, wire
 
 REPLACING = frozenset({"job"})
 

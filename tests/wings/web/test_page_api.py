@@ -16,9 +16,9 @@ from serve_settings import parse_serve
 from served import SOON_S
 from test_auth_gate import command
 
+from ddp_launch_wings.web import door
 from rendezvous.access.auth import Role
 from rendezvous.service.settings import SettingsUnusable
-from rendezvous.web import extra
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,9 +172,9 @@ def test_a_page_has_a_port() -> None:
 
 
 def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extra.missing_packages() == ""
-    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "uvicorn" else object())
-    assert "pip install 'ddp-launch[web]'" in extra.missing_packages()
+    assert door.missing_packages() == ""
+    monkeypatch.setattr(door, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert "pip install 'ddp-launch[web]'" in door.missing_packages()
 
 
 def test_a_port_that_is_taken_is_named(shared: Site) -> None:

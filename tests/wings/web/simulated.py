@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.web import feed
+from ddp_launch_wings.web.server import Behind, Page
 from rendezvous.access.auth import Gate
 from rendezvous.codec import answer_message, encode, wanted_in
 from rendezvous.diagnosing import stragglers
@@ -40,8 +42,6 @@ from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.state import Phase
 from rendezvous.values.straggler_state import Slowness
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
-from rendezvous.web import feed
-from rendezvous.web.server import Behind, Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from ddp_launch_wings.web.figures import Series, point_of
+from ddp_launch_wings.web.requests import Backlog
 from rendezvous.codec import decode
 from rendezvous.control.ctl_text import phase_of
 from rendezvous.control.service import inquire
@@ -27,18 +29,16 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.questions import CannotAnswer, RanksSeen, RanksWanted
 from rendezvous.values.rank_time import JobTime, in_words
 from rendezvous.values.types import Decision, DecisionKind
-from rendezvous.web.figures import Series, point_of
-from rendezvous.web.requests import Backlog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
+    from ddp_launch_wings.web.figures import Point
+    from ddp_launch_wings.web.requests import Entry
     from rendezvous.control.service import Caller
     from rendezvous.control.top_table import RankRow, Spent
     from rendezvous.control.why_text import Story
     from rendezvous.values.questions import FromConversation, StepSeen
-    from rendezvous.web.figures import Point
-    from rendezvous.web.requests import Entry
 _log = logging.getLogger("rendezvous")
 
 
