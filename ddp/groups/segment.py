@@ -120,7 +120,7 @@ def connect_members(
     return members
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("not all ranks on this host connected in time. See the logs of the other ranks")
@@ -130,7 +130,7 @@ def _left(deadline: float) -> float:
 def _connect_to(name: str, secret: str, member: int, deadline: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(_left(deadline))
+        connection.settimeout(_seconds_left(deadline))
         connection.connect(f"\0{name}")
         if not _is_of_this_user(connection):
             raise PermissionError(
@@ -203,7 +203,7 @@ def hello(secret: str, who: int) -> bytes:
 
 def _receive_file(connection: socket.socket | None, deadline: float) -> int:
     assert connection is not None
-    connection.settimeout(_left(deadline))
+    connection.settimeout(_seconds_left(deadline))
     size = array.array("i").itemsize
     word, ancillary, _flags, _address = connection.recvmsg(
         1, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC

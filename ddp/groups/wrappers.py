@@ -114,7 +114,7 @@ def obstacle_of_shards() -> str:
 
 
 def _modules() -> list[Any]:
-    return [*in_shards(), *(_found(flat_kinds()) if _flat_noted else ())]
+    return [*in_shards(), *(_modules_of(flat_kinds()) if _flat_noted else ())]
 
 
 def _obstacle_of(modules: Iterable[Any]) -> str:
@@ -171,11 +171,11 @@ def in_shards() -> list[Any]:
     """All modules to which `fully_shard` was applied."""
     kinds = _sharded_kinds()
     if not kinds or not torch_api.has(torch_names.STATES_OF_MODULES):
-        return _found(kinds)
+        return _modules_of(kinds)
     return [each for each in list(torch_api.get(torch_names.STATES_OF_MODULES)) if type(each) in kinds]
 
 
-def _found(kinds: set[type[Any]]) -> list[Any]:
+def _modules_of(kinds: set[type[Any]]) -> list[Any]:
     """All modules of these classes that this process has. It looks at all objects, unless there is no class."""
     return [each for each in gc.get_objects() if type(each) in kinds] if kinds else []
 

@@ -293,7 +293,7 @@ class BucketSender:
         self._page.buckets(len(self.buckets), self._launched, 0)
         try:
             if self._hook is not None:
-                return self.run_hook(self._shown(number, bucket.payload[0]))
+                return self.run_hook(self._hook_bucket(number, bucket.payload[0]))
             return self._start(number, bucket.payload, self.divisor if self._divides(bucket) else 1.0)
         except RuntimeError as error:
             self._explain(error, number)
@@ -339,9 +339,9 @@ class BucketSender:
     def zero_buckets(self) -> list[GradBucket]:
         """Return the buckets that a rank without input sends."""
         self._ever_joined = True
-        return [self._shown(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
+        return [self._hook_bucket(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
 
-    def _shown(self, number: int, buffer: torch.Tensor) -> GradBucket:
+    def _hook_bucket(self, number: int, buffer: torch.Tensor) -> GradBucket:
         names = [self.facts[i].name for i in self.plan.buckets[number].members]
         last = number + 1 == len(self.buckets)
         return GradBucket(number, last, buffer, self.buckets[number].parameters, names)

@@ -145,7 +145,7 @@ class EtcdJob:
         return unpacked, state[0].mod_revision
 
     async def save(self, state: JobState, expected_version: int) -> int:
-        claim = self._kept()
+        claim = self._held_claim()
         packed = await self._packer.pack(state)
         value = os.urandom(WRITE_ID_BYTES) + packed.value
         size = len(value) + len(packed.base or b"")
@@ -173,7 +173,7 @@ class EtcdJob:
             return await self._confirm(claim, held[0].mod_revision)
         raise Conflict
 
-    def _kept(self) -> Claim:
+    def _held_claim(self) -> Claim:
         claim = self._claim
         if claim is None or not self._ownership.is_held(claim):
             raise OwnershipLost(f"this replica does not own job {self._job_id!r}")

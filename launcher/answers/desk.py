@@ -113,14 +113,14 @@ class Desk:
         assignment = self._assignment
         if assignment is None:
             return CannotAnswer("no rank was started on this node yet")
-        seen = tuple(self._seen(view, assignment) for view in self._ranks.pages.views())
+        seen = tuple(self._rank_seen(view, assignment) for view in self._ranks.pages.views())
         return RanksSeen(assignment.generation, assignment.restart_count, seen)
 
     @property
     def _assignment(self) -> Assignment | None:
         return None if self._state is None else self._state().assignment
 
-    def _seen(self, view: RankView, assignment: Assignment) -> RankSeen:
+    def _rank_seen(self, view: RankView, assignment: Assignment) -> RankSeen:
         local_rank = view.rank - assignment.rank_offset
         pid = self._ranks.pid_of(view.rank)
         return rank_seen(

@@ -49,7 +49,7 @@ def read_logs(
 ) -> LogPieces:
     """Blocks on files: call it in a thread."""
     budget = min(wanted.most_bytes, MOST_LOG_BYTES) if wanted.most_bytes > 0 else MOST_LOG_BYTES
-    keys = _chosen(wanted, known)
+    keys = _streams_for(wanted, known)
     places = {(p.generation, p.rank, str(p.stream)): p.offset for p in wanted.places}
     share = budget // (len(keys) or 1)
     for _ in range(_TRIES):
@@ -61,7 +61,7 @@ def read_logs(
     return LogPieces(tuple(pieces), ends, more)
 
 
-def _chosen(wanted: LogsWanted, known: Mapping[StreamKey, object]) -> list[StreamKey]:
+def _streams_for(wanted: LogsWanted, known: Mapping[StreamKey, object]) -> list[StreamKey]:
     keys = sorted(key for key in known if not wanted.ranks or key[1] in wanted.ranks)
     if wanted.generation:
         return [key for key in keys if key[0] == wanted.generation]

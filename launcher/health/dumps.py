@@ -90,12 +90,12 @@ async def gather(
     waited_for = [rank for rank in pipes if rank not in answers or answers[rank].problem]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s / 2 if answers else within_s):
-            await _written(waited_for, folders)
+            await _wait_for_dumps(waited_for, folders)
     found = await asyncio.to_thread(those_there, folders)
     return [with_members(dump, answers[dump.rank].groups) if dump.rank in answers else dump for dump in found]
 
 
-async def _written(ranks: list[int], folders: Mapping[int, str]) -> None:
+async def _wait_for_dumps(ranks: list[int], folders: Mapping[int, str]) -> None:
     """Poll for the files: torch does not report when it has written a dump."""
     for rank in ranks:
         while not os.path.exists(_pickled(folders[rank], rank)):  # noqa: ASYNC110, ASYNC240

@@ -216,10 +216,12 @@ def _node(reading: NodeReading) -> Iterator[str]:
             "ecc_uncorrected",
         ),
     ):
-        yield from _family(name, kind, what, _known(gpus, attribute))
+        yield from _family(name, kind, what, _gpu_samples(gpus, attribute))
 
 
-def _known(gpus: Iterable[tuple[tuple[tuple[str, str], ...], Gpu]], attribute: str) -> Iterator[_Sample]:
+def _gpu_samples(
+    gpus: Iterable[tuple[tuple[tuple[str, str], ...], Gpu]], attribute: str
+) -> Iterator[_Sample]:
     for label, gpu in gpus:
         value = getattr(gpu, attribute)
         if value is not None:

@@ -190,9 +190,9 @@ def _with_dump(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
     used = [group for group in dump.groups if group.entries]
     used.sort(key=lambda group: (not _pending(group), -group.entries[-1].at_ns))
     calls = [(group, entry) for group in used for entry in group.entries]
-    waits = sorted((each for each in calls if not each[1].done), key=_begun)[:MAX_CALLS]
-    done = sorted((each for each in calls if each[1].done), key=_begun, reverse=True)
-    chosen = sorted([*waits, *done][:MAX_CALLS], key=_begun)
+    waits = sorted((each for each in calls if not each[1].done), key=_begin_ns)[:MAX_CALLS]
+    done = sorted((each for each in calls if each[1].done), key=_begin_ns, reverse=True)
+    chosen = sorted([*waits, *done][:MAX_CALLS], key=_begin_ns)
     return replace(
         report,
         recorded=tuple(_call(group, entry, now_ns) for group, entry in chosen),
@@ -200,7 +200,7 @@ def _with_dump(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
     )
 
 
-def _begun(calls: tuple[RecordedGroup, RecordedCall]) -> int:
+def _begin_ns(calls: tuple[RecordedGroup, RecordedCall]) -> int:
     return calls[1].at_ns
 
 

@@ -144,12 +144,12 @@ class NodeWatch:
         self._sampler.pause_s = node_health.next_sample_s(self._health, _SAMPLE_S)
         for text in news:
             self._say_to_user(f"{self._state_now.agent.node}: {text}")
-            self._send(self._told(text))
+            self._send(self._health_news(text))
             self.on_news(text)
         if not news and self._health.texts != before.texts:  # an event is no longer in the list
-            self._send(self._told(""))
+            self._send(self._health_news(""))
 
-    def _told(self, news: str) -> NodeHealth:
+    def _health_news(self, news: str) -> NodeHealth:
         unfit = self._health.unfit[:_UNFIT_CHARS]
         return NodeHealth(self._state_now.agent, news, self._health.texts, unfit)
 
@@ -190,7 +190,7 @@ class NodeWatch:
         if self._spec.job.stragglers.policy is not StragglerPolicy.OFF:
             self._report_phase_times(generation, begun=True)
         if texts := self._health.texts:  # the service discards the health of a node that leaves
-            self._send(self._told("; ".join(texts)))
+            self._send(self._health_news("; ".join(texts)))
 
     def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
         if self._state_now.phase is AgentPhase.DONE or (
@@ -596,13 +596,13 @@ class RankTimers:
             waiting.cancel()
         if timer.ends_at < 0:
             return
-        if process is not None or self._found(timer.pid):
+        if process is not None or self._watch_process(timer.pid):
             self._begin(timer)
         elif looks:  # the pipe may be faster than the zygote's report that a rank has started
             again = self._loop.call_later(_LOOK_AGAIN_S, self._note, timer, looks - 1)
             self._unknown[timer.pid, timer.scope] = again
 
-    def _found(self, pid: int) -> bool:
+    def _watch_process(self, pid: int) -> bool:
         # Their parent is the zygote. It need not be a child of this process: see `launcher.warm_pool`.
         stats = [process_stat(each) for each in self._rank_pids()]
         roots = {os.getpid(), *(stat.parent for stat in stats if stat is not None)}

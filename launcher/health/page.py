@@ -340,10 +340,10 @@ def progress_in_words(views: Sequence[RankView]) -> str:
     if last.step_s > max(_STUCK_S, _STUCK_STEPS * step_s):
         return f"{parts[0]}, no step for {_clock(last.step_s)}"
     parts.append(f"{1 / step_s:.3g} steps/s" if step_s <= 1 else f"{step_s:.3g} s per step")
-    return ", ".join([*parts, *_left(last, total)])
+    return ", ".join([*parts, *_time_left(last, total)])
 
 
-def _left(last: RankView, total: int) -> list[str]:
+def _time_left(last: RankView, total: int) -> list[str]:
     steps = last.totals.steps
     measured = sum(steps.bins)
     if not measured or total <= last.step:

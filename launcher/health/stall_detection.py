@@ -131,7 +131,7 @@ def look(
     """`looks`: the signs of life of some ranks."""
     passed_s = min(max(0.0, now - watch.at), _STRIDE * period_s)
     known, looks = dict(watch.ranks), looks or {}
-    seen = ((view.rank, _seen(known.get(view.rank), view, passed_s)) for view in views)
+    seen = ((view.rank, _next_state(known.get(view.rank), view, passed_s)) for view in views)
     return Watch(now, tuple((rank, _with_signs(state, looks.get(rank), now)) for rank, state in seen))
 
 
@@ -152,7 +152,7 @@ def excused(views: Iterable[RankView], ranks: Container[int]) -> tuple[RankView,
     return tuple(replace(view, quiet_s=0.0) if view.rank in ranks else view for view in views)
 
 
-def _seen(before: StallState | None, view: RankView, passed_s: float) -> StallState:
+def _next_state(before: StallState | None, view: RankView, passed_s: float) -> StallState:
     stopped = view.process.alive and view.process.state in HELD
     if before is None or (before.pid != view.pid and view.process.alive):
         return StallState(view.pid, stopped=stopped)

@@ -133,15 +133,15 @@ class DrawnDisplay(RankDisplay):
             before = self._end_prompt()
             self._view, texts = stream_view.feed(self._view, chunk, now)
         except Exception as error:
-            return self._shown(self._begin_again(chunk, error))
-        return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
+            return self._display_text(self._begin_again(chunk, error))
+        return self._display_text(Texts(before.lines + texts.lines, before.record + texts.record))
 
     def update(self, now: float) -> ShownText:
         try:
             self._view, texts = stream_view.update(self._view, now)
         except Exception as error:
-            return self._shown(self._begin_again(b"", error))
-        return self._shown(texts)
+            return self._display_text(self._begin_again(b"", error))
+        return self._display_text(texts)
 
     def _begin_again(self, chunk: bytes, error: Exception) -> Texts:
         self._view = replace(self._view, screen=Screen())
@@ -152,7 +152,7 @@ class DrawnDisplay(RankDisplay):
     def finish(self, _now: float) -> ShownText:
         before, texts = self._end_prompt(), stream_view.finish(self._view)
         self._view = StreamView(self._view.is_recorded)
-        return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
+        return self._display_text(Texts(before.lines + texts.lines, before.record + texts.record))
 
     def _end_prompt(self) -> Texts:
         """What a rank writes after it has asked begins a new line: its question and the answer are on the terminal."""
@@ -163,7 +163,7 @@ class DrawnDisplay(RankDisplay):
         self._view, texts = stream_view.answered(self._view)
         return texts
 
-    def _shown(self, texts: Texts) -> ShownText:
+    def _display_text(self, texts: Texts) -> ShownText:
         text = lines.presentable(texts.lines)
         if self._strips_color:
             text = lines.without_color(text)

@@ -454,7 +454,7 @@ def _idle(gpus: Sequence[Gpu]) -> Check:
     busy = [gpu for gpu in gpus if gpu.memory_used > max(_IDLE_BYTES, gpu.memory_total * _IDLE_FRACTION)]
     used = [gpu for gpu in gpus if _others(gpu) and gpu not in busy]
     if busy:
-        found = "; ".join(f"GPU {gpu.index}: {_taken(gpu)}" for gpu in busy)
+        found = "; ".join(f"GPU {gpu.index}: {_memory_text(gpu)}" for gpu in busy)
         advice = "end these programs, or wait until the job before has ended"
         if not any(gpu.processes for gpu in busy):
             advice = "find the programs with nvidia-smi (they may run in another container), and end them"
@@ -470,7 +470,7 @@ def _others(gpu: Gpu) -> tuple[Process, ...]:
     return tuple(each for each in gpu.processes if not each.name.startswith(_MPS))
 
 
-def _taken(gpu: Gpu) -> str:
+def _memory_text(gpu: Gpu) -> str:
     by = f" by {_users(gpu.processes)}" if gpu.processes else ""
     return f"{of_bytes(gpu.memory_used)} of {of_bytes(gpu.memory_total)} used{by}"
 

@@ -168,7 +168,7 @@ def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bo
     if total:  # some file systems do not report it
         most_bytes = min(most_bytes, free // 4)
     try:
-        speed = _written(folder, most_bytes, most_s) if most_bytes >= MB else None
+        speed = _write_speed(folder, most_bytes, most_s) if most_bytes >= MB else None
     except OSError as error:
         return Storage(what, path, total, free, problem=f"cannot be written to ({_in_words(error)})")
     return Storage(what, path, total, free, speed, glimpse=glimpse)
@@ -182,7 +182,7 @@ def _first_that_exists(path: str) -> str:
     return path
 
 
-def _written(folder: str, most_bytes: int, most_s: float) -> float:
+def _write_speed(folder: str, most_bytes: int, most_s: float) -> float:
     """Unlink the file before writing, so that no file is left, even if this process is killed."""
     fd, name = tempfile.mkstemp(prefix=".ddp-launch-", dir=folder)
     try:

@@ -248,7 +248,7 @@ def _of_slow_links(
     others = [names[link.pair[0] if link.pair[1] == me else link.pair[1]] for link in mine]
     is_dropped = any(link.problem and me == max(link.pair) for link in mine)
     found = "; ".join(
-        f"the link to {other}: {_told(link)}" for other, link in zip(others[:4], mine, strict=False)
+        f"the link to {other}: {_link_text(link)}" for other, link in zip(others[:4], mine, strict=False)
     )
     found += f"; other links have {_rate(best.bps)}" if best.bps else ""
     advice = f"both nodes can connect to other nodes: check the path between this node and {others[0]}"
@@ -275,7 +275,7 @@ def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
     )
 
 
-def _told(link: MeasuredLink) -> str:
+def _link_text(link: MeasuredLink) -> str:
     return link.problem or f"{_rate(link.bps)}, {short_duration(link.rtt_s or 0.0)}"
 
 
@@ -287,7 +287,7 @@ def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[C
         if node.node != me
     ]
     told += [
-        f"between {names[link.pair[0]]} and {names[link.pair[1]]}: {_told(link)}"
+        f"between {names[link.pair[0]]} and {names[link.pair[1]]}: {_link_text(link)}"
         for link in findings.links
         if me not in link.pair
     ]

@@ -73,18 +73,18 @@ def _per_second(torch: Any, device: str, once: Callable[[], object]) -> float:
     """Return the best rate of several short measurements, because other processes can only reduce the rate."""
     best, until = 0.0, time.monotonic() + 3 * _TRY_S
     once()
-    _done(torch, device)
+    _synchronize(torch, device)
     while time.monotonic() < until:
         began, times = time.perf_counter(), 0
         while time.perf_counter() - began < _TRY_S / 4:
             once()
             times += 1
-            _done(torch, device)
+            _synchronize(torch, device)
         best = max(best, times / (time.perf_counter() - began))
     return best
 
 
-def _done(torch: Any, device: str) -> None:
+def _synchronize(torch: Any, device: str) -> None:
     if device != "cpu":
         torch.accelerator.synchronize(device)
 

@@ -128,7 +128,7 @@ class Workers:
             try:
                 fds = self._logs.open_rank(label)
             except OSError as error:
-                not_started.append(self._lost(local_rank, _cannot_open(error)))
+                not_started.append(self._end_lost(local_rank, _cannot_open(error)))
                 continue
             zygote.spawn(self._order(place), fds)
         return not_started
@@ -249,7 +249,7 @@ class Workers:
     async def ended(self, report: Exited) -> RankEnded:
         local_rank = report.local_rank
         if report.obstacle:
-            return self._lost(local_rank, report.obstacle)
+            return self._end_lost(local_rank, report.obstacle)
         started = self._live.pop(local_rank)
         last = self.pages.ended(local_rank)
         if report.exit_code == 0:
@@ -276,9 +276,9 @@ class Workers:
 
     def lost_with_zygote(self, reason: str) -> list[RankEnded]:
         """Report all ranks as ended with the zygote. The loss of the zygote is the cause for all of them."""
-        return [self._lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
+        return [self._end_lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
 
-    def _lost(self, local_rank: int, reason: str, exit_code: int = CANNOT_START) -> RankEnded:
+    def _end_lost(self, local_rank: int, reason: str, exit_code: int = CANNOT_START) -> RankEnded:
         started = self._live.pop(local_rank)
         cause = Cause(
             node=self._host,

@@ -111,9 +111,9 @@ MONITORING = (
         "report",
         values.stragglers,
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
-        "next restart if enough nodes remain. A rank is a straggler if its own time in a phase, without waiting for "
-        "others, is 1.5 times the median of the others in three consecutive windows of 5 s; add factor=NUMBER or "
-        "window=TIME to change these defaults",
+        "next restart if enough nodes remain. A rank is a straggler if its own time in a phase is 1.5 times the median "
+        "of the others in three consecutive windows of 5 s. The time in which it waits for others does not count. Add "
+        "factor=NUMBER or window=TIME to change these defaults",
     ),
     _ours(
         "--stop-when",
@@ -143,7 +143,7 @@ MONITORING = (
     ),
     _switch(
         "--web",
-        "serve a page that shows and controls this job in a browser, on a free port of 127.0.0.1; the command prints "
+        "serve a page that shows and controls this job in a browser, on a free port of 127.0.0.1. The command prints "
         "its URL with a token for one login. It needs the extra `web`: pip install 'ddp-launch[web]'",
     ),
     Option(
@@ -369,7 +369,7 @@ RANKS = (
         "RANK[:PORT]",
         None,
         values.debug,
-        "debug this global rank: it alone reads from the terminal (breakpoint(), pdb, ipdb); with PORT, it waits for "
+        "debug this global rank: it alone reads from the terminal (breakpoint(), pdb, ipdb). With PORT, it waits for "
         "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
     ),
     _ours(
@@ -498,8 +498,8 @@ _NODES = (
         "PLACE|slurm|nvlink",
         None,
         place,
-        "where this node is in the network, from the largest unit to the smallest, for example pod1/rack7; nodes that "
-        "share a unit get neighbouring node ranks. slurm: the switches that Slurm names; nvlink: the NVLink domain of "
+        "where this node is in the network, from the largest unit to the smallest, for example pod1/rack7. Nodes that "
+        "share a unit get neighbouring node ranks. slurm: the switches that Slurm names. nvlink: the NVLink domain of "
         "the GPUs",
     ),
     _torch(
@@ -567,9 +567,9 @@ _RENDEZVOUS = (
         "KEY=VALUE[,...]",
         None,
         values.pairs,
-        "torchrun's rendezvous settings; join_timeout (or timeout) and last_call_timeout set --join-timeout and "
-        "--last-call if these are not given; a node that is silent for keep_alive_interval (5 s) times "
-        "keep_alive_max_attempt (3) is lost; other keys have no effect",
+        "torchrun's rendezvous settings. join_timeout (or timeout) and last_call_timeout set --join-timeout and "
+        "--last-call if these are not given. A node that is silent for keep_alive_interval (5 s) times "
+        "keep_alive_max_attempt (3) is lost. Other keys have no effect",
     ),
     _torch_switch("--standalone", "run the job on this node only; other rendezvous options have no effect"),
     _ours(
@@ -622,7 +622,7 @@ _RENDEZVOUS = (
         "NAME",
         None,
         values.interface,
-        "network interface for traffic between nodes, for example eth0; other nodes connect to its address, and Gloo "
+        "network interface for traffic between nodes, for example eth0. Other nodes connect to its address, and Gloo "
         "and NCCL in the ranks use this interface",
     ),
 )
@@ -667,9 +667,9 @@ _FAILURES = (
         "HOW",
         "auto",
         values.choice(*Recover),
-        "what happens to ranks that survive a failure: auto (ranks inside State.run of ddp.elastic keep their "
-        "processes, the others restart), in-place (the same, and the decision says why if that is not possible), "
-        "restart (all ranks restart)",
+        "what happens to ranks that survive a failure. auto: ranks inside State.run of ddp.elastic keep their "
+        "processes, the others restart. in-place: the same, and the decision says why if that is not possible. "
+        "restart: all ranks restart",
     ),
     _ours(
         "--max-heals",
@@ -685,8 +685,9 @@ _FAILURES = (
         "TIMES/TIME[,TIMES/step]|off",
         "off",
         values.crash_loop,
-        "fail the job if the same rank fails within TIME after its start, before its first training step, TIMES times "
-        "in a row, or if the job fails TIMES times in a row without a further step (example: 3/1s,5/step)",
+        "TIMES/TIME: fail the job if the same rank fails TIMES times in a row within TIME after its start, before its "
+        "first training step. TIMES/step: fail it after TIMES failures in a row without a further step (example: "
+        "3/1s,5/step)",
     ),
     _ours(
         "--failure-policy",
@@ -712,8 +713,8 @@ _FAILURES = (
         "auto|off|TIME[,...]",
         "auto",
         values.hang_timeout,
-        "auto: if a rank waits for another one and no rank shows a sign of life, for 10m or a longer timeout of a "
-        "process group, find the rank that blocks the others and restart the job. TIME: do so if ranks make no "
+        "auto: find the rank that blocks the others, and restart the job. This needs a rank that waits for another, "
+        "and no sign of life of any rank for 10m or a longer timeout of a process group. TIME: do so if ranks make no "
         "progress within a step for TIME, without further evidence. Add NAME=TIME to set the limit of another phase: "
         "start, first-step, checkpoint, evaluation (30m each)",
     ),

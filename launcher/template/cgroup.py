@@ -108,9 +108,9 @@ def folders(process: int | str, controller: str) -> list[str]:
     found = []
     for mount in _mounts():
         if mount.kind == "cgroup2":
-            found += [_seen(mount, each.path) for each in mine if not each.controllers]
+            found += [_path_inside(mount, each.path) for each in mine if not each.controllers]
         elif controller in mount.options:
-            found += [_seen(mount, each.path) for each in mine if controller in each.controllers]
+            found += [_path_inside(mount, each.path) for each in mine if controller in each.controllers]
     return found
 
 
@@ -145,7 +145,7 @@ def _mounts() -> list[_Mount]:
     return found
 
 
-def _seen(mount: _Mount, path: str) -> str:
+def _path_inside(mount: _Mount, path: str) -> str:
     """In a container the mount shows the container's own cgroup as its root."""
     is_below = (path + "/").startswith(mount.root.rstrip("/") + "/")
     return os.path.normpath(os.path.join(mount.point, os.path.relpath(path, mount.root) if is_below else "."))

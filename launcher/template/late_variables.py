@@ -109,7 +109,7 @@ class LateVariables:
 
 
 def _is_found_on_path(name: str) -> bool:
-    """Whether an import would ask the finder for `sys.path`, and nobody before it has the module."""
+    """Whether an import would ask the finder for `sys.path`, and no finder before it has the module."""
     if type(getattr(sys.modules[name].__spec__, "loader", None)) is not SourceFileLoader:
         return False
     asked = sys.meta_path[: sys.meta_path.index(PathFinder)]

@@ -621,7 +621,7 @@ class Sweeper:
         return left_s if (self.is_active or self._has_detached) and left_s > 0 else None
 
     def begin(self, order: SweepOrder, kept: tuple[int, ...], unawaited: int) -> None:
-        """`kept`: the pids of the ranks that continue. `unawaited`: how many keep stores or import on trial."""
+        """`kept`: the pids of the ranks that continue. `unawaited`: how many keep stores."""
         self._order, self._kept, self._has_detached = order, frozenset(kept), False
         self._spare_until = time.monotonic() + order.patience_s
         self._left_over = len(tree.descendants(self._pid, self._is_left_out)) - unawaited

@@ -642,7 +642,7 @@ def explained(
     waits = waits_of(reports, world.size)
     found = (
         desync(waits, waits.calls)
-        or _left(waits, causes)
+        or _exited_ranks(waits, causes)
         or _late(waits, causes)
         or _gone(reports, causes, first)
     )
@@ -690,7 +690,7 @@ def _has(place: Placement, rank: int) -> bool:
     return place.rank_offset <= rank < place.rank_offset + place.facts.nproc
 
 
-def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
+def _exited_ranks(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
     blamed = [
         BlamedRank(rank, f"exited without an error; {words.waiting_for(waits, rank)}")
         for rank in waits.roots()

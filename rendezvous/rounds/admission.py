@@ -203,7 +203,7 @@ def _claim_refusal(state: JobState, spec: JobSpec, node: str, facts: NodeFacts) 
 def _disagreement(ours: JobSpec, theirs: JobSpec) -> Refused:
     fields = [*_FIRST_ASKED, *(f for f in ours.__slots__ if f not in _FIRST_ASKED)]
     name = next(f for f in fields if getattr(ours, f) != getattr(theirs, f))
-    found = Disagreement(name, _shown(getattr(ours, name)), _shown(getattr(theirs, name)))
+    found = Disagreement(name, _option_text(getattr(ours, name)), _option_text(getattr(theirs, name)))
     reason = (
         f"the nodes of the job have different values of {KNOWN_AS[name]}: the job has {found.of_job}, "
         f"this node has {found.of_node}. {_SAME_RELEASE if name == 'version' else _SAME_VALUE}"
@@ -212,7 +212,7 @@ def _disagreement(ours: JobSpec, theirs: JobSpec) -> Refused:
     return Refused(reason, _USAGE_DISAGREES, kind=kind, disagreement=found)
 
 
-def _shown(value: object) -> str:
+def _option_text(value: object) -> str:
     text = repr(value) if isinstance(value, str) and not value else str(value)
     return text[:_SHOWN_CHARS]
 

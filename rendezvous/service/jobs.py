@@ -86,7 +86,7 @@ class Jobs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unopened = UnopenedJobs(store, self._open)
         self.draining = False
-        store.ownership.listen(self._lost, self._freed)
+        store.ownership.listen(self._lose_job, self._freed)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._open.values())
@@ -187,7 +187,7 @@ class Jobs:
 
     # --- losing ------------------------------------------------------------------------------------
 
-    def _lost(self, job_id: str) -> None:
+    def _lose_job(self, job_id: str) -> None:
         job = self._open.pop(job_id, None)
         self._unopened.forget()
         if job is not None:
@@ -204,7 +204,7 @@ class Jobs:
         if task.cancelled() or self._open.get(job.job_id) is not job:
             return
         if isinstance(task.exception(), OwnershipLost):
-            self._lost(job.job_id)
+            self._lose_job(job.job_id)
             return
         _log.error(
             "stopped serving the job after an error; it is loaded again when an agent joins",

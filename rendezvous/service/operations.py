@@ -133,7 +133,7 @@ class Operations:
         if isinstance(wanted, ACTS):
             identity.require(Right.CONTROL, request.job_id)
         job = await self._find(request.job_id)
-        if remark := asked_by(_shown(identity.name), wanted, job.state.generation):
+        if remark := asked_by(_name_of(identity.name), wanted, job.state.generation):
             job.remark(remark)
         with count_open(self._questions, identity):
             return await inquire(job, request, wanted)
@@ -175,7 +175,7 @@ class Operations:
     async def _reload(self, request: Any, identity: Identity) -> Any:
         with count_open(self._questions, identity):
             job = await self._find(request.job_id)
-            response, order = await prepared(job, request, _shown(identity.name), _words(request))
+            response, order = await prepared(job, request, _name_of(identity.name), _words(request))
             response.job.CopyFrom(await self._ordered(request.job_id, order))
             return response
 
@@ -212,10 +212,10 @@ def _reason(request: Any, identity: Identity) -> str:
 
 def reason_text(words: str, who: str) -> str:
     """The reason, as it stands after "aborted by an operator: ". It ends with who gave the order."""
-    return f"{words or 'no reason given'} (ordered by {_shown(who)})"
+    return f"{words or 'no reason given'} (ordered by {_name_of(who)})"
 
 
-def _shown(who: str) -> str:
+def _name_of(who: str) -> str:
     return _HOLDERS.get(who, who)
 
 

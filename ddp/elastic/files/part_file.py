@@ -115,7 +115,7 @@ def envelope(dtype: str, shape: tuple[int, ...], n_bytes: int, at: int) -> Envel
 def is_intact(data: bytes) -> bool:
     """Whether the checksums of an archive are right. torch.load does not compare them.
 
-    No entry has attributes or a comment. Where damage makes a directory of one, torch reads memory that nobody has
+    No entry has attributes or a comment. Where damage makes a directory of one, torch reads memory that was not
     written.
     """
     try:
