@@ -70,13 +70,12 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
     ]),
     ("rendezvous/rounds/policy.py", "core/test_policy.py", [
         ("a crash loop is not noticed", "if rule.times <= 0 or streak.times < rule.times:", "if True:"),
-        ("--max-restarts 0 permits restarts", "if state.spec.budget.limit <= 0:\n", "if False:\n"),
     ]),
     ("rendezvous/rounds/policy.py", "core/test_standstill.py core/test_policy.py core/test_healing.py", [
         ("a job without a further step is healed for ever",
          "if state.standstill.times >= _MOST_WITHOUT_STEP:", "if False:"),
     ]),
-    ("rendezvous/rounds/healing.py", "core/test_healing.py", [
+    ("rendezvous/rounds/healing.py", "core/test_healing.py sim/test_sim.py", [
         ("--recover restart heals in place",
          'return "--recover is restart" if state.spec.recover is Recover.RESTART else state.refusal',
          "return state.refusal"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _RESTART = re.compile(
     r"ddp-launch: (.*?); (?:\S+ is excluded: .*?; )?(?:not in place: .*?; )?"
-    r"(?:restarting|continuing|waiting|healing) .*"
+    r"(?:restarting|continuing|waiting|healing|pausing) .*"
 )
 _OF_RANK = re.compile(r"rank (\d+) on \S+: ")
 _ALSO = re.compile(r"; the same for (ranks? [-\d, and]+)$")
