@@ -258,7 +258,7 @@ def test_charts_do_not_mix_generations(browser: Browser, simulated: Any) -> None
         assert page.evaluate(measured) == [100, None, None, 100, 100]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_it_can_be_used_with_a_screen_reader_and_a_keyboard(
     browser: Browser, simulated: Any, theme: str, tmp_path: Path
 ) -> None:
