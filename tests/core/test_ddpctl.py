@@ -1,26 +1,30 @@
 """Every command of ddpctl is handled, and each order sends its own request and no other."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
-from pathlib import Path
+import re
+from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf.message import Message
 
+from rendezvous import main as service
 from rendezvous.client.options import ClientOptions
-from rendezvous.control.commands import (
-    ALIASES,
-    COMPLETION,
-    EXPLAIN,
-    REPLAY,
-    Command,
-    Order,
-    parser,
-)
+from rendezvous.control import commands as control
+from rendezvous.control.commands import ALIASES, COMPLETION, EXPLAIN, REPLAY, Command, Order, parser
 from rendezvous.control.ctl import main
 from rendezvous.control.ctl_calls import carry_out, request_of
+from rendezvous.control.log_lines import lines_of, on_terminal
 from rendezvous.control.service import Service
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.questions import LogPiece, LogStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from google.protobuf.message import Message
 
 REQUESTS: dict[Order, tuple[list[str], str, Message]] = {
     Command.DRAIN: (
@@ -84,3 +88,74 @@ def test_a_file_that_tells_no_story_is_a_wrong_argument(
     assert main(["why", "--file", str(path)]) == 2
     err = capsys.readouterr().err
     assert (words in err, str(path) in err, err.count("\n")) == (True, True, 1)
+
+
+# --- the help of ddp-rendezvous, ddpctl and all their commands fits a terminal of 80 columns ----------
+
+
+def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield top
+    for action in top._actions:
+        if isinstance(action.choices, dict):
+            yield from action.choices.values()
+
+
+@pytest.mark.parametrize("top", [service.command_line, control.parser])
+def test_help_fits_80_columns_and_names_values(top, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = list(parsers(top()))
+    assert len(found) > 5
+    for each in found:
+        text = each.format_help()
+        assert max(map(len, text.splitlines())) <= 80, text
+        for action in each._actions:
+            if action.option_strings and action.nargs != 0:
+                assert action.metavar or action.choices, f"{action.option_strings}: name its value"
+    assert len(re.findall(r"^  \S", found[0].format_help().partition("examples:")[2], re.MULTILINE)) >= 3
+
+
+# --- output of ranks as lines: in the order of time, and nothing in them controls the terminal --------
+
+
+def piece(rank: int, at: float, data: bytes, lost: int = 0) -> LogPiece:
+    return LogPiece(1, rank, LogStream.STDOUT, at, data, lost)
+
+
+def test_lines_of_several_ranks_are_in_the_order_of_time() -> None:
+    pieces = [
+        ("a", piece(0, 1.0, b"one\n")),
+        ("a", piece(0, 3.0, b"four\nfive")),
+        ("b", piece(1, 2.0, b"two\n\nthree\n")),
+    ]
+    assert [(line.rank, line.text) for line in lines_of(pieces)] == [
+        (0, "one"),
+        (1, "two"),
+        (1, ""),
+        (1, "three"),
+        (0, "four"),
+        (0, "five"),
+    ]
+
+
+def test_bytes_that_are_gone_are_reported_before_the_line() -> None:
+    (gone, line) = lines_of([("a", piece(0, 1.0, b"\xff\n", 12))])
+    assert gone.text.startswith("[12 bytes are gone")
+    assert line.text == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("10%\r20%\r30%\r", "30%"),
+        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m\x1b[0m"),
+        ("\x1b]0;title\x07x\x1b[2J\x1b[10;10Hy\x1bc\x08", "xy"),
+        ("\x9b31mC1\x85", "31mC1"),
+        ("a\tb", "a\tb"),
+    ],
+)
+def test_only_colours_and_tabs_reach_a_terminal(text: str, shown: str) -> None:
+    assert on_terminal(text, color=True) == shown
+
+
+def test_without_colours_there_is_no_escape_sequence_at_all() -> None:
+    assert on_terminal("\x1b[31mred\x1b[0m", color=False) == "red"

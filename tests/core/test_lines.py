@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.output import lines
+from launcher.output import lines, plain_view
 from launcher.output.lines import RankLabel
+from launcher.output.live_area import LiveBlock, Size, drawn, erased, wraps_anew
+from launcher.output.plain_view import HELD_LIMIT, PlainView
+from launcher.output.screen import ScreenRow, cells_of
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
 LABEL = RankLabel("n0", rank=5, local_rank=1, role="trainer", generation=2)
@@ -117,3 +121,161 @@ def test_a_dumb_terminal_cannot_redraw() -> None:
     assert lines.can_redraw(True, {"TERM": "xterm"})
     assert not lines.can_redraw(True, {"TERM": "dumb"})
     assert not lines.can_redraw(False, {})
+
+
+# --- the rows at the bottom of a terminal, as a terminal shows them -----------------------------------
+
+
+LABEL_OF_AREA = tuple(cells_of("[n0:0] ", "36", 0))
+SIZE = Size(40, 10)
+
+
+def row(text: str, style: str = "") -> ScreenRow:
+    return ScreenRow(tuple(cells_of(text, style, 0)))
+
+
+def bars(*texts: str) -> LiveBlock:
+    return LiveBlock(LABEL_OF_AREA, tuple(row(text) for text in texts))
+
+
+class Seen:
+    """A terminal of that size."""
+
+    def __init__(self, size: Size = SIZE) -> None:
+        self.screen = pyte.Screen(size.columns, size.rows)
+        self.screen.set_mode(pyte.modes.LNM)
+        self._stream = pyte.ByteStream(self.screen)
+
+    def feed(self, data: bytes) -> Seen:
+        self._stream.feed(data)
+        return self
+
+    @property
+    def text(self) -> list[str]:
+        rows = [row.rstrip() for row in self.screen.display]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+
+def test_bars_stand_above_the_status() -> None:
+    area = drawn((bars("epoch 1", "step 7"), LiveBlock(LABEL_OF_AREA, ())), "2 ranks\nrunning", SIZE, True)
+    assert Seen().feed(area).text == ["[n0:0] epoch 1", "[n0:0] step 7", "2 ranks running"]
+    assert drawn((), "", SIZE, True) == b""
+    assert drawn((), "status", SIZE, True) == b"status"
+
+
+@given(
+    st.integers(1, 30), st.integers(1, 30), st.lists(st.text("a漢\te\u0301\udcff", max_size=40), max_size=30)
+)
+def test_an_area_fits_every_terminal_and_is_erased_without_a_trace(
+    columns: int, rows: int, texts: list[str]
+) -> None:
+    area = drawn((bars(*texts),), "s" * 50, Size(columns, rows), True)
+    assert area.count(b"\n") <= max(1, rows // 2)
+    if columns < 2 or rows < 4:
+        return
+    seen = Seen(Size(columns, rows)).feed(b"log\n"[-columns:] + area)
+    assert seen.screen.cursor.y == area.count(b"\n") + 1
+    area.decode()
+    assert seen.feed(erased(area)).text == Seen(Size(columns, rows)).feed(b"log\n"[-columns:]).text
+    assert (seen.screen.cursor.x, seen.screen.cursor.y) == (0, 1)
+
+
+@pytest.mark.parametrize("status", ["", "s" * 50])
+def test_the_echo_of_ctrl_c_does_not_leave_the_area(status: str) -> None:
+    area = drawn((bars("b" * 60, "c" * 60),), status, SIZE, True)
+    seen = Seen().feed(b"log\n" + area + b"^C^C" + erased(area))
+    assert seen.text == ["log"]
+
+
+def test_an_area_that_a_narrower_window_has_wrapped_is_erased() -> None:
+    area = drawn((bars("b" * 30, "漢" * 14, "c"),), "s" * 60, SIZE, True)
+    assert [len(row) for row in Seen().feed(area).text] == [37, 21, 8, 35]
+    seen = Seen(Size(20, 10)).feed(b"log\n" + area)
+    assert len(seen.text) == 1 + 2 + 2 + 1 + 2
+    assert seen.feed(erased(area, 20)).text == ["log"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm", "XTERM_VERSION": "XTerm(390)"}, False),
+        ({"TERM": "tmux-256color", "TMUX": "/tmp/x", "XTERM_VERSION": "XTerm(390)"}, True),
+        ({"TERM": "screen", "STY": "1.pts"}, False),
+        ({"TERM": "rxvt-unicode"}, False),
+    ],
+)
+def test_which_terminals_wrap_rows_anew(environ: dict[str, str], wanted: bool) -> None:
+    assert wraps_anew(environ) is wanted
+
+
+def test_nothing_is_erased_where_nothing_was_drawn() -> None:
+    assert erased(b"") == b""
+    assert erased(b"one row") == b"\r\x1b[K"
+
+
+def test_a_wide_character_is_cut_as_a_whole_and_a_tab_is_blank() -> None:
+    assert drawn((LiveBlock((), (row("aa漢b"),)),), "", Size(8, 9), True) == b"aa "
+    assert drawn((LiveBlock((), (row("a\t漢"),)),), "", SIZE, True) == "a       漢".encode()
+
+
+@pytest.mark.parametrize(("is_colored", "wanted"), [(True, b"\x1b[31mbar\x1b[0m"), (False, b"bar")])
+def test_colours_are_shown_if_wanted(is_colored: bool, wanted: bytes) -> None:
+    assert drawn((LiveBlock((), (row("bar", "31"),)),), "", SIZE, is_colored) == wanted
+
+
+def test_a_prompt_is_alone_with_the_cursor_where_the_rank_has_put_it() -> None:
+    prompt = LiveBlock(LABEL_OF_AREA, (), row("(Pdb) p x"), column=8)
+    seen = Seen().feed(drawn((bars("50%"), prompt), "status", SIZE, True))
+    assert seen.text == ["[n0:0] (Pdb) p x"]
+    assert seen.screen.cursor.x == len("[n0:0] (Pdb) p ")
+    at_its_end = drawn((LiveBlock(LABEL_OF_AREA, (), row("(Pdb) "), column=6),), "", SIZE, False)
+    assert at_its_end == b"[n0:0] (Pdb) "
+
+
+def test_control_characters_of_eight_bits_are_not_drawn() -> None:
+    assert drawn((LiveBlock((), (row("a\u009b31mb"),)),), "", SIZE, True) == b"a31mb"
+
+
+# --- what a pipe gets of a stream: its bytes, in whole lines where that is possible -------------------
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.booleans())
+def test_every_byte_passes_in_its_order(chunks: list[bytes], shows_prompts: bool) -> None:
+    view, shown = PlainView(shows_prompts), b""
+    for now, chunk in enumerate(chunks):
+        view, more = plain_view.feed(view, chunk, now)
+        view, late = plain_view.update(view, now + 0.5)
+        shown += more + late
+    assert shown + view.held == b"".join(chunks)
+
+
+def test_a_line_is_shown_when_it_ends() -> None:
+    view, shown = plain_view.feed(PlainView(), b"one\ntw", 0.0)
+    assert (shown, view.due_at) == (b"one\n", None)
+    assert plain_view.feed(view, b"o\n", 9.0) == (PlainView(), b"two\n")
+
+
+def test_a_long_line_is_shown_in_parts() -> None:
+    view, shown = plain_view.feed(PlainView(), b"x" * HELD_LIMIT, 0.0)
+    assert shown == b""
+    assert plain_view.feed(view, b"x", 0.0) == (PlainView(), b"x" * (HELD_LIMIT + 1))
+
+
+def test_a_bar_is_shown_as_it_is_once_a_second() -> None:
+    view, _ = plain_view.feed(PlainView(), b"\r10%", 0.0)
+    view, shown = plain_view.feed(view, b"\r20%", 0.9)
+    assert (shown, view.due_at) == (b"", 1.0)
+    assert plain_view.update(view, 0.9) == (view, b"")
+    view, shown = plain_view.update(view, 1.0)
+    assert shown == b"\r10%\r20%"
+    assert plain_view.feed(view, b"\r100%\n", 1.1) == (PlainView(), b"\r100%\n")
+
+
+def test_a_simple_terminal_shows_a_prompt() -> None:
+    view, shown = plain_view.feed(PlainView(shows_prompts=True), b"so far\n(Pdb) ", 0.0)
+    assert shown == b"so far\n"
+    assert view.due_at is not None
+    assert plain_view.update(view, view.due_at) == (PlainView(True), b"(Pdb) ")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 import selectors
 
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from rendezvous.client.channel import Route
 from rendezvous.service.jobs import LONGEST_S, QUIET_S, Coalescer
+from rendezvous.service.waiting_jobs import WaitingJob, hints
 
 
 class _Clock:
@@ -78,3 +84,58 @@ def test_what_became_obsolete_is_not_told() -> None:
 
 def test_the_next_word_after_all_were_dropped_waits_anew() -> None:
     assert _told((1.0, "a", "one"), (9.0, "b", "two"), dropped=(1.1, "a")) == [(9.0 + QUIET_S, "b", "two")]
+
+
+# --- nodes of one job that wait in two jobs -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("jobs", "hinted"),
+    [
+        ((), ()),
+        ((("train", 2, 2),), ()),
+        ((("train", 2, 2), ("eval", 2, 2)), ("train", "eval")),  # nobody else waits
+        ((("train", 2, 2), ("eval", 2, 3)), ()),  # jobs of other sizes are not one job
+        ((("train", 2, 2), ("train-v2", 2, 2), ("eval", 2, 2)), ("train", "train-v2")),
+        ((("train", 2, 2), ("eval", 2, 2), ("tokenize", 2, 2)), ()),
+    ],
+)
+def test_which_jobs_are_mentioned(jobs: tuple[tuple[str, int, int], ...], hinted: tuple[str, ...]) -> None:
+    assert tuple(hints([WaitingJob(*job) for job in jobs])) == hinted
+
+
+def test_a_hint_names_both_jobs_and_the_option() -> None:
+    found = hints([WaitingJob(f"train-{n}", 2, 2) for n in range(9)])
+    assert len(found) == 9
+    assert all(name in found["train-8"] for name in ("train-8", "train-0", "--rdzv-id"))
+    assert "train-5" not in found["train-8"]  # a few are enough
+
+
+def test_a_busy_service_compares_nothing() -> None:
+    assert hints([WaitingJob(f"train-{n}", 2, 2) for n in range(5000)]) == {}
+
+
+# --- how a client finds the replica that decides about a job ------------------------------------------
+
+
+def refusal(owner: str = "") -> AioRpcError:
+    trailing = Metadata(("rendezvous-owner", owner)) if owner else Metadata()
+    return AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), trailing)
+
+
+def test_endpoints_are_called_in_turn() -> None:
+    route = Route(["a:1", "b:1"])
+    called = []
+    for _ in range(3):
+        called.append(route.endpoint)
+        route.refused(refusal())
+    assert called == ["a:1", "b:1", "a:1"]
+
+
+def test_a_redirect_is_followed_once() -> None:
+    """An owner that has gone since does not hold the client up."""
+    route = Route(["a:1", "b:1"])
+    route.refused(refusal("c:1"))
+    assert (route.endpoint, route.owner) == ("c:1", "c:1")
+    route.refused(refusal())
+    assert (route.endpoint, route.owner) == ("a:1", "")
