@@ -37,10 +37,13 @@ def _replaces_memory(program: Program, at: int) -> bool:
 
 
 def _ends_early(program: Program, at: int) -> bool:
-    """A backward that does not reach all parameters, with bucket views: torch's class divides what arrives at once."""
+    """A backward that does not reach all parameters, with bucket views or a sparse gradient: torch's class divides at
+    once what arrives.
+    """
     op, options = program.ops[at], program.options
     some = any(not all(used) for used in op.get("uses", ())) or "into" in op or "breaks" in op
-    return options["gradient_as_bucket_view"] and not options["find_unused_parameters"] and some
+    at_once = options["gradient_as_bucket_view"] or any(layer.sparse for layer in program.layers)
+    return at_once and not options["find_unused_parameters"] and some
 
 
 def _joins_at_first(program: Program, at: int) -> bool:
