@@ -199,7 +199,7 @@ def prepare(
     checks.check_open_files(settings, spec)
     checks.check_debugger(settings, python, spec.nproc)
     checks.check_page(settings)
-    return spec, warnings
+    return spec, [*warnings, *filter(None, [checks.misplaced_option(entry)])]
 
 
 def _entry_flag(settings: Settings) -> str:

@@ -9,9 +9,12 @@ versions that were not measured keep their default.
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
+from typing import Any
 
 _TRIED = "1.85."
+_NOT_REACHED = re.compile(r"failed to connect to all addresses.*: ([^:]*?)(?: \(\d+\))?$", re.DOTALL)
 _CHOICE = "-event_engine_listener,-event_engine_client"
 
 
@@ -34,3 +37,11 @@ def silence_grpc() -> None:
     Only for `ddp-launch`, `ddpctl` and `ddp-rendezvous`, not for a process of a user.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def reason_of(error: Any) -> str:
+    """Why a call failed: what the service says, or the end of gRPC's own chain of reasons."""
+    details = str(error.details() or "")
+    if found := _NOT_REACHED.match(details):
+        return found[1].lower()
+    return details or f"the service gave no reason (gRPC status {error.code().name})"

@@ -135,14 +135,15 @@ _STOPPED = (128 + 2, 128 + 15)
 
 def launch(
     function: Callable[..., Any],
-    *,
+    *values: Any,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     nproc: int | str | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` in every rank of a new job, and return what each rank returned, by rank.
+    """Call `function(*values, **kwargs)` in every rank of a new job, and return what each rank returned, by rank.
 
+    `args=(...)`, or a tuple as the only value, has the values too, as for `torch.multiprocessing.spawn`.
     `nproc` is the number of ranks; without it, there is one per GPU, or one per CPU. `options` are the options of
     `ddp-launch` with underscores: `max_restarts=3`, `hang_timeout="5m"`. Ranks are watched, restarted and healed as in
     any other job.
@@ -154,6 +155,10 @@ def launch(
             f"ddp.launch needs a function, not {type(function).__name__}. Pass train, not train()",
             INVALID_ARGUMENT,
         )
+    if values and args:
+        raise LaunchError("use the values after the function, or args=(...), not both", INVALID_ARGUMENT)
+    if values:
+        args = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
     if not isinstance(args, list | tuple):
         raise LaunchError(
             f"args={args!r}: use a tuple of the arguments. One argument is args=({args!r},)"[:400],

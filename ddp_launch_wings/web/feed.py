@@ -25,6 +25,7 @@ from rendezvous.control.service import inquire
 from rendezvous.control.top_table import own_s, phase_text, rows_of
 from rendezvous.control.why_text import PARTS
 from rendezvous.control.why_text import rows_of as story_rows
+from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.questions import CannotAnswer, RanksSeen, RanksWanted
 from rendezvous.values.rank_time import JobTime, in_words
@@ -186,7 +187,7 @@ class Feed:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 self._publish(_GONE, {"reason": error.details()})
             elif error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # it has no ranks yet
-                self._say_ranks({**self._ranks, "silent": [error.details() or "the service does not answer"]})
+                self._say_ranks({**self._ranks, "silent": [reason_of(error)]})
         except Exception:
             _log.exception("internal error: the page could not look at job %s", self.job_id)
         self._publish_points()

@@ -17,6 +17,7 @@ import _ddp_launch_entry as doors
 from launcher.settings.arguments import UsageError
 from launcher.settings.config import ConfigFile, config_from
 from launcher.settings.import_path import import_path
+from launcher.settings.options import BY_SPELLING
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.settings.values import nearest, printable
 from rendezvous.values.error_codes import Code
@@ -74,6 +75,31 @@ def check_python(python: str, environ: Mapping[str, str]) -> None:
 # --- scripts -----------------------------------------------------------------------------------------
 
 
+# No script has such options by itself.
+_OF_LAUNCHERS = (
+    "--nproc",
+    "--nnodes",
+    "--node-rank",
+    "--rdzv",
+    "--rendezvous",
+    "--max-restarts",
+    "--master-",
+)
+
+
+def misplaced_option(entry: EntryPoint) -> str:
+    """A warning if the first word after a script is an option of ours of which the script does not know."""
+    first = entry.args[0].partition("=")[0] if entry.args and entry.kind is EntryKind.SCRIPT else ""
+    if first not in BY_SPELLING or not first.startswith(_OF_LAUNCHERS):
+        return ""
+    with open(entry.target, "rb") as file:
+        text = file.read(_READ_AT_MOST)
+    words = first[2:].encode()
+    if b"argv" in text or words in text or words.replace(b"-", b"_") in text:
+        return ""
+    return f"{first} stands after {printable(entry.target)}, so the script gets it. Put options of ddp-launch before it"
+
+
 def check_script(path: str, python: str = "", how_for_a_program: str = "") -> None:
     if path == "-":
         raise UsageError(
@@ -127,7 +153,8 @@ def _no_script(path: str) -> NoReturn:
             f"--rendezvous {printable(path)}.",
             code=Code.SCRIPT_NOT_FOUND,
         )
-    close = nearest(name, _names_in(folder or "."))
+    named = {each.removesuffix(".py"): each for each in _names_in(folder or ".")}
+    close = named.get(nearest(name.removesuffix(".py"), named) or "")
     hint = f"Did you mean {printable(os.path.join(folder, close))}?" if close else "Check the path."
     raise UsageError(f"script {printable(path)} does not exist. {hint}", code=Code.SCRIPT_NOT_FOUND)
 

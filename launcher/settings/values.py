@@ -345,7 +345,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     known = list(names)
     found = get_close_matches(word[:200], known, n=1, cutoff=0.6)
     if not found and len(word) > 2:
-        found = [name for name in known if name.startswith(word)]
+        found = [name for name in known if name.startswith(word[:5])]
     return found[0] if found else None
 
 

@@ -44,6 +44,7 @@ from rendezvous.codec import (
     read_question,
     read_to_agent,
 )
+from rendezvous.grpc_io import reason_of
 from rendezvous.values.events import AgentHeard, AgentJoined, Refused
 from rendezvous.values.questions import CannotAnswer, Present
 from rendezvous.values.version import VERSION, version_in, with_releases
@@ -268,7 +269,7 @@ def _ignore(_held: bool) -> None:
 
 def _classified(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed:
     """Classify a failed stream. An expired token may still be renewed in its file; until then the job continues."""
-    code, words = error.code(), error.details() or "the service gave no reason"
+    code, words = error.code(), reason_of(error)
     if code is grpc.StatusCode.UNIMPLEMENTED:  # gRPC's own answer, which has no version of the service
         words = with_releases(
             "the service does not support this call", version_in(error.trailing_metadata()), VERSION

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.client.channel import Route, metadata, open_channel
+from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.wire_names import TIME_METADATA
 
@@ -64,7 +65,7 @@ class Scratch:
                 return await self._ask(route.endpoint, method, request)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _AGAIN or loop.time() > give_up_at:
-                    raise CallFailed(f"{error.code().name.lower()}: {error.details()}") from error
+                    raise CallFailed(f"{error.code().name.lower()}: {reason_of(error)}") from error
                 route.refused(error)
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
 

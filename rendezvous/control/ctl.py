@@ -159,7 +159,9 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int, Code]:
     import grpc
 
     code = error.code()
-    details = error.details() or f"the service gave no reason (gRPC status {code.name})"
+    from rendezvous.grpc_io import reason_of
+
+    details = reason_of(error)
     match code:
         case grpc.StatusCode.UNAUTHENTICATED:
             return details, _NOT_ALLOWED, Code.NOT_AUTHENTICATED

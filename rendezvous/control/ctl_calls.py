@@ -45,6 +45,7 @@ from rendezvous.control.top_table import (
     summary,
     table,
 )
+from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import (
@@ -80,7 +81,7 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
     for_programs = is_for_programs(output)
     match command:
         case Command.LIST:
-            jobs = await service.all_jobs()
+            jobs = await service.all_jobs(may_be_none=True)
             show({"jobs": [as_dict(job) for job in jobs]} if for_programs else job_table(jobs), output)
         case Command.GET:
             job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
@@ -593,7 +594,7 @@ class _Source:
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise
             self.rows = []
-            self.head = replace(self.head, problems=(error.details() or "",))
+            self.head = replace(self.head, problems=(reason_of(error),))
             return
         seen = [(node, rank) for node, told in answers if isinstance(told, RanksSeen) for rank in told.ranks]
         self.rows, self._spent = rows_of([(printable_lines(node), rank) for node, rank in seen], self._spent)
@@ -647,7 +648,7 @@ class _Live:
                     except grpc.aio.AioRpcError as error:
                         if error.code() not in _PASSING:
                             raise
-                        self._view = replace(self._view, note=f"no answer: {error.details()}; trying again")
+                        self._view = replace(self._view, note=f"no answer: {reason_of(error)}; trying again")
                     self._changed.set()
                 await asyncio.sleep(self._interval_s)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.codec import decode
@@ -32,7 +33,7 @@ def job_table(jobs: Sequence[Any]) -> str:
             str(job.world_size),
             str(job.restarts),
             str(job.heals),
-            _printable(job.reason)[:100],
+            shorten(_printable(job.reason), 100, placeholder=" ..."),
         )
         for job in jobs
     )

@@ -13,6 +13,7 @@ from rendezvous.client.channel import Route, metadata, open_channel
 from rendezvous.client.options import ClientOptions, OptionsUnusable
 from rendezvous.codec import question_message, told_in
 from rendezvous.control.formats import warn
+from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import SettingsUnusable, check_address
 from rendezvous.values.error_codes import Code, Coded
@@ -105,8 +106,11 @@ class Service:
             async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
                 yield pb.WatchEventsResponse.FromString(data)
 
-    async def all_jobs(self) -> list[Any]:
-        """All jobs: each replica lists those that it owns."""
+    async def all_jobs(self, *, may_be_none: bool = False) -> list[Any]:
+        """All jobs: each replica lists those that it owns.
+
+        `may_be_none`: if the user has named no service, none need be there.
+        """
         jobs: dict[str, Any] = {}
         last: grpc.aio.AioRpcError | None = None
         reached, unreachable = 0, list[str]()
@@ -116,11 +120,13 @@ class Service:
                 answer = await self.ask(endpoint, "ListJobs", pb.ListJobsRequest())
             except grpc.aio.AioRpcError as error:
                 last = error
-                unreachable.append(f"{endpoint} ({error.details() or error.code().name.lower()})")
+                unreachable.append(f"{endpoint} ({reason_of(error)})")
                 continue
             reached += 1
             jobs |= {job.job_id: job for job in answer.jobs}
-        if last is not None and not reached:
+        may_be_none = may_be_none and self._finds_local
+        is_expected = may_be_none and last is not None and last.code() is grpc.StatusCode.UNAVAILABLE
+        if last is not None and not reached and not is_expected:
             raise last
         if unreachable and not self._finds_local:  # else a service is not expected
             warn(f"the list may be incomplete: no answer from {', '.join(unreachable)}")

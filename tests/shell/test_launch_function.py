@@ -42,7 +42,7 @@ def test_it_returns_what_each_rank_returned(tmp_path: Path, capsys: pytest.Captu
         print(f"rank {rank} of {os.environ['WORLD_SIZE']}")
         return rank * factor + plus, bytes(8 << 20)
 
-    found = ddp.launch(answer, args=(10,), kwargs={"plus": 5}, **QUICK)
+    found = ddp.launch(answer, 10, kwargs={"plus": 5}, **QUICK)
     assert [number for number, _ in found] == [5, 15]
     assert {len(data) for _, data in found} == {8 << 20}
     said = capsys.readouterr().out  # replaced by pytest, as in a notebook

@@ -90,6 +90,8 @@ def test_what_a_killed_agent_leaves_is_removed(
     assert len(local.endpoints()) == 1
     job.send(signal.SIGKILL)
     job.wait()
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == "no jobs\n"
     assert main(["top"]) == 75
     assert (
         "no job of yours runs on this machine, and no answer from 127.0.0.1:29400" in capsys.readouterr().err
