@@ -610,9 +610,7 @@ class UserMessages:
             case GraceOver(kind=Grace.FULL) if state.in_place and state.stop_signal == _SIGKILL:
                 who = ranks(_global(state, set(state.live) - set(state.parked)))
                 timeout = f"{self._spec.shutdown_timeout_s:g} s (--shutdown-timeout)"
-                self.say(
-                    f"{who} did not leave its collective or native code within {timeout}, and was killed"
-                )
+                self.say(f"{who} could not be paused within {timeout}, and was killed")
             case RankEnded(_, _, Cause() as cause) if before is AgentPhase.JOINING:
                 self.say(
                     f"rank {cause.rank} ended while it was paused: {cause.reason}; it will be started again"

@@ -127,7 +127,7 @@ _HINTS = (
     ),
     (
         "is killed by signal: killed",
-        "a DataLoader worker was killed, usually because memory ran out: use fewer workers",
+        "a DataLoader worker was killed: if memory ran out, use fewer workers",
     ),
     (
         "is killed by signal: bus error",
@@ -135,18 +135,21 @@ _HINTS = (
     ),
     (
         "can't allocate memory",
-        "this node has too little memory for its ranks: use fewer ranks or a smaller batch",
+        "use fewer ranks or a smaller batch; ulimit -v and the cgroup also limit the memory",
     ),
-    ("address already in use", "another process uses that port: use port 0 for any free port"),
-    ("eaddrinuse", "another process uses that port: without --master-port the launcher chooses a free one"),
+    ("address already in use", "a process uses that port already: use port 0 for any free port"),
+    ("eaddrinuse", "a process uses that port already: without --master-port the launcher chooses a free one"),
     ("nccl", "set NCCL_DEBUG=INFO to see more; NCCL_SOCKET_IFNAME selects the network interface"),
     (
         "expected to have finished reduction",
-        "some parameters got no gradient: set find_unused_parameters=True",
+        "if some parameters got no gradient, set find_unused_parameters=True",
     ),
-    ("bad file descriptor", "the script closed a descriptor of a library, for example with os.closerange"),
+    ("bad file descriptor", "a descriptor of a library is closed: os.closerange in the script does this"),
     ("too many open files", "raise the limit of open files, for example with ulimit -n 65536"),
-    ("invalid device ordinal", "this node has more ranks than visible GPUs: use a smaller --nproc-per-node"),
+    (
+        "invalid device ordinal",
+        "the rank chose a GPU that it cannot see: does this node have more ranks than visible GPUs?",
+    ),
     ("name or service not known", "this node cannot resolve that host name: check /etc/hosts or DNS"),
     ("trying to connect", "check from this node that the host is up and that the firewall opens its port"),
     ("connection refused", "no process listens at that address, or a firewall rejects the connection"),

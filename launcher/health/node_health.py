@@ -225,9 +225,11 @@ def _gpu(gpu: Gpu) -> Iterator[_Symptom]:
         yield _Symptom(f"slow {name}", bool(why), not why, slow, f"{name} runs at full speed again")
         worn = f"{name} has no spare memory rows left; replace the GPU"
         spent = bool(gpu.worn_out)
-        yield _Symptom(f"worn {name}", spent, not spent, worn, f"{name} was replaced", False, unfit=True)
+        yield _Symptom(
+            f"worn {name}", spent, not spent, worn, f"{name} has spare memory rows again", False, unfit=True
+        )
         rows = f"{name} has faulty memory rows that will be retired at its next reset; reset it after the job"
-        repaired = f"{name} has retired its faulty memory rows"
+        repaired = f"{name} no longer waits for a reset"
         waits = bool(gpu.reset_needed)
         yield _Symptom(f"rows {name}", waits, not waits, rows, repaired, False)
 

@@ -286,7 +286,7 @@ def _loop_in_words(spec: JobSpec, streak: Streak) -> str:
         return ""
     return (
         f"rank {streak.rank} failed within {rule.within_s:g} s of its start {streak.times} times in a row; "
-        "the job ends, because a restart would probably fail again (--crash-loop)"
+        "the job ends (--crash-loop)"
     )
 
 
@@ -519,10 +519,7 @@ def standstill_in_words(spec: JobSpec, standstill: Standstill) -> str:
         where = f"without getting beyond step {max(step, standstill.highest)}"
     else:
         where = f"each time after {step} steps"
-    return (
-        f"the job failed {standstill.times} times in a row {where}; "
-        "it ends, because it would probably fail again (--crash-loop)"
-    )
+    return f"the job failed {standstill.times} times in a row {where}; it ends (--crash-loop)"
 
 
 def steps_reached(state: JobState) -> Reached | None:

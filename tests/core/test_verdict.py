@@ -418,7 +418,7 @@ def test_long_accounts_are_bounded_and_keep_the_exception() -> None:
         ("ModuleNotFoundError: No module named 'nosuch.thing'", "nosuch is installed"),
         ("ImportError: cannot import name 'DDP' from 'ddp' (/home/u/ddp.py)", "rename it"),
         ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
-        ("OSError: [Errno 98] Address already in use", "another process uses that port"),
+        ("OSError: [Errno 98] Address already in use", "a process uses that port"),
         ("ValueError: bad batch", ""),
     ],
 )

@@ -202,7 +202,7 @@ def test_rows_to_retire_and_a_worn_out_gpu_are_reported_once() -> None:
             ("GPU 0 has faulty memory rows",),
             (),
             ("GPU 0 has no spare memory rows left",),
-            ("GPU 0 was replaced", "GPU 0 has retired its faulty memory rows"),
+            ("GPU 0 has spare memory rows again", "GPU 0 no longer waits for a reset"),
         ],
     )
 

@@ -90,7 +90,7 @@ def test_a_rank_that_cannot_be_paused_is_killed_and_started_anew(launch: Launch)
     second = world(job.there, 2, 3, job)
     assert [rank for rank in range(3) if second.ranks[rank].pid == first.ranks[rank].pid] == [2]
     end(job)
-    why = "rank 1 did not leave its collective or native code within 1 s (--shutdown-timeout), and was killed"
+    why = "rank 1 could not be paused within 1 s (--shutdown-timeout), and was killed"
     assert why in job.said()
 
 
