@@ -148,7 +148,7 @@ _HINTS = (
     ("too many open files", "raise the limit of open files, for example with ulimit -n 65536"),
     (
         "invalid device ordinal",
-        "the rank chose a GPU that it cannot see: does this node have more ranks than visible GPUs?",
+        "the rank chose a GPU that it cannot see: compare --nproc-per-node with the visible GPUs",
     ),
     ("name or service not known", "this node cannot resolve that host name: check /etc/hosts or DNS"),
     ("trying to connect", "check from this node that the host is up and that the firewall opens its port"),
