@@ -11,7 +11,7 @@ SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
 install: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml setup.py $(wildcard requirements/torch*.txt) requirements/install.txt requirements/cuda.txt $(wildcard ddp/*/_core/*)
+$(VENV)/.installed: pyproject.toml setup.py $(wildcard requirements/torch*.txt) requirements/install.txt requirements/cuda.txt $(wildcard ddp/*/_core/* ddp_launch_wings/*/_core/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ddp-launch needs Python 3.11 or newer; try make PYTHON=python3.12 install"; exit 1; }
 	@test -x $(BIN)/python || { $(SYSTEM_PACKAGES) venv && $(PYTHON) -m venv $(VENV); }
 	@echo "installing into $(VENV) (torch and a few small packages) ..."

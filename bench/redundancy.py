@@ -29,7 +29,7 @@ from shown import machine, option_parser, publish
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from ddp.elastic.redundancy import erasure_code, parity
+from ddp_launch_wings.redundancy import erasure_code, parity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,27 +15,30 @@ import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+import _ddp_launch_entry as doors
 from ddp.elastic import commits, generators
 from ddp.elastic.files.writer import CommitError
 from ddp.elastic.images import copies, image, leaves, spans
 from ddp.groups import accelerator
 from ddp.telemetry import capture, guard, status_page, torch_api
 from ddp.telemetry.coded import CodedError, WrongType, WrongUse
-from ddp.telemetry.contracts import GENERATION
+from ddp.telemetry.contracts import GENERATION, REDUNDANCY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from ddp.elastic.contents import Captured
     from ddp.elastic.files.dcp import Names
     from ddp.elastic.files.writer import Writer
     from ddp.elastic.images.leaves import Leaf
     from ddp.elastic.images.scratch import Slot, Slots
-    from ddp.elastic.redundancy.protection import Protection
+    from ddp.elastic.resume import LocalImages
+    from ddp.elastic.team import Team
 
 # --- pinned memory ---------------------------------------------------------------------------------
 #
@@ -411,6 +414,49 @@ class CopiedAhead:
         return (commit.described, commit.index.data_at) == (self.commit.described, self.commit.index.data_at)
 
 
+# --- the door of what keeps commits in memory although nodes are lost ------------------------------
+
+
+class CommitShield(Protocol):
+    """The door `ddp_launch.commit_shield`: one for each generation. `rebuild` and `begin` are collective."""
+
+    @property
+    def more_slots(self) -> int: ...
+
+    @property
+    def is_active(self) -> bool: ...
+
+    @property
+    def protected(self) -> int | None:
+        """The number of the last protected commit."""
+
+    def rebuild(self, local: LocalImages, /) -> None:
+        """Compute the lost images that this rank is to have."""
+
+    def begin(self, slots: Slots, lineage: str, spared: set[str], /) -> None: ...
+
+    def committed(self, number: int, slot: Slot, /) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+class OpenShield(Protocol):
+    """Collective. `parts`: of the state."""
+
+    def __call__(self, team: Team, node: str, places: list[Path], parts: int, /) -> CommitShield: ...
+
+
+def asked_shield(option: str | None, environ: Mapping[str, str]) -> OpenShield | None:
+    """What the script asks for, otherwise the launcher."""
+    text = environ.get(REDUNDANCY, "") if option is None else option
+    if text == "":
+        return None
+    found: OpenShield | None = doors.find(doors.COMMIT_SHIELD, "redundancy")(text, environ)
+    return found
+
+
 class Keeper:
     """Makes the commits of one rank in one generation."""
 
@@ -419,7 +465,7 @@ class Keeper:
         slots: Slots,
         writer: Writer | None,
         signature: Signature,
-        protection: Protection | None = None,
+        protection: CommitShield | None = None,
         overlap: bool = False,
     ) -> None:
         self._slots, self._writer, self._signature = slots, writer, signature
@@ -605,8 +651,7 @@ class Keeper:
 
     @property
     def protected(self) -> int | None:
-        protector = None if self._protection is None else self._protection.protector
-        return None if protector is None else protector.protected
+        return None if self._protection is None else self._protection.protected
 
     def flush(self, first: int = 0) -> None:
         """Wait for all commits, and raise the errors of those with this number or a later one."""

@@ -24,9 +24,8 @@ from ddp.elastic.files.checkpoint import Checkpoint
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.files.writer import CommitError, Writer
 from ddp.elastic.images import leaves, scratch
-from ddp.elastic.keeper import Keeper, Signature
+from ddp.elastic.keeper import CommitShield, Keeper, Signature, asked_shield
 from ddp.elastic.logical.logical_world import LogicalWorld
-from ddp.elastic.redundancy import protection
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.survivor import Live, Survivor, save_live
@@ -301,7 +300,7 @@ class State:
         path = folder if folder is None or not scope else f"{os.fspath(folder)}/{scope}"
         self._folder = None if path is None else open_folder(path)
         self._start_from = start_from
-        self._redundancy = protection.asked(redundancy, os.environ)
+        self._redundancy = asked_shield(redundancy, os.environ)
         self._group = group
         self._number = 0
         self._late = self._late_for_disk = False
@@ -414,18 +413,18 @@ class State:
         spared = resume.slots_of(local, choice)
         keeper = self._new_keeper(team, places, role, regions, since, spared, shield)
         self._begin(team, keeper)
-        if shield is not None and shield.protector is not None and choice is not None:
+        if shield is not None and shield.is_active and choice is not None:
             # The other nodes begin to protect this generation now, and not only at its first commit.
             keeper.keep(self._contents.capture(), self._number, to_disk=False)
         self._resumed_in = _generation()
         return found
 
-    def _shield(self, team: Team, node: str, places: list[Path], parts: int) -> protection.Protection | None:
+    def _shield(self, team: Team, node: str, places: list[Path], parts: int) -> CommitShield | None:
         if self._keeper is not None:
             self._keeper.end()
         if self._redundancy is None:
             return None
-        return protection.Protection.open(self._redundancy, team, node, places, parts, os.environ)
+        return self._redundancy(team, node, places, parts)
 
     def _new_keeper(
         self,
@@ -435,7 +434,7 @@ class State:
         regions: int,
         since: commits.CommitName,
         spared: set[str],
-        shield: protection.Protection | None,
+        shield: CommitShield | None,
     ) -> Keeper:
         writes = self._folder is not None and role.writes_disk
         overlaps = self._overlap and self._contents.is_on_device()

@@ -26,7 +26,8 @@ COMPILER = "aarch64-linux-gnu-gcc"
 CORE = ROOT / "ddp/groups/_core"
 _PARTS = ("collectives", "kernels", "queue", "ring", "segment")
 _FLAGS = ("-std=gnu11", "-O3", "-fwrapv", "-ffp-contract=off", "-pthread")
-_LOADS = "from ddp.elastic import _bulk_copy, _checksum, _erasure; from ddp.groups import _native; "
+_LOADS = "from ddp.elastic import _bulk_copy, _checksum; from ddp_launch_wings.redundancy import _erasure; "
+_LOADS += "from ddp.groups import _native; "
 _LOADS += "from ddp.reducer import _arrivals; "
 _LOADS += "from ddp.telemetry import _ending, _page; import platform; "
 _LOADS += "assert platform.machine() == 'aarch64'; print('loaded')"

@@ -19,7 +19,7 @@ _CORE = {
     "ddp/groups/_native.abi3.so",
     "ddp/elastic/_bulk_copy.abi3.so",
     "ddp/elastic/_checksum.abi3.so",
-    "ddp/elastic/_erasure.abi3.so",
+    "ddp_launch_wings/redundancy/_erasure.abi3.so",
     "ddp/reducer/_arrivals.abi3.so",
     "ddp/telemetry/_ending.abi3.so",
     "ddp/telemetry/_page.abi3.so",

@@ -17,8 +17,8 @@ NIGHTLY = pytest.mark.nightly(
     instead=(
         "::test_one_of_four_nodes_is_lost",
         "::test_other_kinds_of_shards",
-        "core/test_recovery.py",
-        "elastic/test_protecting.py",
+        "wings/redundancy/test_recovery.py",
+        "wings/redundancy/test_protecting.py",
     )
 )
 

@@ -70,10 +70,9 @@ CORE = {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("launching", "command_line errors"),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within("elastic", "commits images logical redundancy sample_order seeds"),
+        *within("elastic", "commits images logical sample_order seeds"),
         *within("elastic.images", "spans"),
         *within("elastic.logical", "logical_ranks"),
-        *within("elastic.redundancy", "erasure_code placement"),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model plan"),
         *within("sharding", "shards"),
@@ -81,7 +80,8 @@ CORE = {
     },
     WINGS: {
         "plan",
-        *("submit", "web"),
+        *("redundancy", "submit", "web"),
+        *within("redundancy", "erasure_code placement"),
         *within("plan", "prediction profile step_model table"),
         *within("submit", "job kubernetes slurm ssh"),
         *within("web", "figures requests"),
@@ -95,8 +95,8 @@ CORE_AND_SHELL = (
     )
     | within("rendezvous", "access client control diagnosing replay rounds service values")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
-    | within("ddp.elastic", "images logical redundancy")
-    | within(WINGS, "plan submit web")
+    | within("ddp.elastic", "images logical")
+    | within(WINGS, "plan redundancy submit web")
 )
 
 
@@ -123,6 +123,11 @@ WINGS_NEED = {
         "rendezvous.grpc_io rendezvous.local_calls rendezvous.metrics rendezvous.pb rendezvous.service "
         "rendezvous.values",
         "grpc starlette uvicorn",
+    ),
+    "redundancy": needs(
+        "ddp.elastic.commits ddp.elastic.images ddp.elastic.keeper ddp.elastic.resume ddp.elastic.team "
+        "ddp.groups.core_loading ddp.groups.ring ddp.groups.segment ddp.telemetry.coded ddp.telemetry.contracts",
+        "torch",
     ),
     "etcd": needs("rendezvous.pb rendezvous.store rendezvous.values", "google grpc"),
     "mpi": needs(
@@ -244,16 +249,15 @@ ROOMS = {
         "images": {"commits"},
         "files": {"commits", "images"},
         "resume": {"commits", "files", "images", "team"},
-        "redundancy": {"commits", "images", "resume", "team"},
         "own": {"images"},
         "contents": {"files", "images", "own"},
         "generators": {"commits", "images", "resume", "seeds", "team"},
         "logical": {"generators", "seeds", "team"},
         "sampler": {"logical", "sample_order"},
-        "keeper": {"commits", "contents", "files", "generators", "images", "redundancy"},
+        "keeper": {"commits", "contents", "files", "generators", "images", "resume", "team"},
         "survivor": {"commits", "contents", "generators", "keeper", "own", "team"},
         "state": set(
-            "commits contents files generators images keeper logical own redundancy request resume sampler survivor "
+            "commits contents files generators images keeper logical own request resume sampler survivor "
             "team".split()
         ),
         "__main__": {"files"},
@@ -358,7 +362,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
     "launcher.health.dumps": "people run it: `python -m launcher.health.dumps`, in docs/communication-errors.md",
     "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
-    "ddp.elastic.redundancy.parity": "the rounds of protection and the arithmetic on chunks would be over 900 lines",
+    "ddp_launch_wings.redundancy.parity": "the rounds of protection and the arithmetic would be over 900 lines",
     "ddp.elastic.survivor": "a theory of its own: what is left of a step that was interrupted",
     "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",
@@ -366,10 +370,10 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 75_100
-MOST_HOUSE_FILES = 381
-MOST_WING_LINES = 11_000
-MOST_WING_FILES = 60
+MOST_HOUSE_LINES = 73_300
+MOST_HOUSE_FILES = 374
+MOST_WING_LINES = 9_000
+MOST_WING_FILES = 40
 MAX_FILE_LINES = 900
 MAX_TEST_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60

@@ -45,6 +45,7 @@ ASKED = {
         command("ddp_rendezvous", "serve", "--store", "etcd://127.0.0.1/x", "--listen", "127.0.0.1:0")
     ),
     "web": Asked(command("ddp_launch", "--web", "--nproc-per-node", "1", "train.py")),
+    "redundancy": Asked("from ddp.elastic import State; State(redundancy='auto')", code=""),
     "mpi": Asked("import ddp; ddp.init('mpi4py')", code=""),
     "torchrun": Asked("from _ddp_launch_entry import torchrun_backend; torchrun_backend()", code=""),
     "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ddp.elastic.redundancy import erasure_code
-from ddp.elastic.redundancy.erasure_code import inverse, parity_rows, product, solve
+from ddp_launch_wings.redundancy import erasure_code
+from ddp_launch_wings.redundancy.erasure_code import inverse, parity_rows, product, solve
 
 
 def by_definition(a: int, b: int) -> int:

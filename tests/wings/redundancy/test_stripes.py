@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from ddp.elastic.redundancy import placement
-from ddp.elastic.redundancy.placement import (
+from ddp_launch_wings.redundancy import placement
+from ddp_launch_wings.redundancy.placement import (
     Code,
     Place,
     Redundancy,

@@ -7,15 +7,16 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddp.elastic.images import image, scratch
-from ddp.elastic.redundancy import parity, placement
-from ddp.elastic.redundancy.parity import ParityStore, StripeEncoder
-from ddp.elastic.redundancy.peer_links import Links, PeerError, Reply, Words
-from ddp.elastic.redundancy.placement import Protected
 from ddp.telemetry.coded import WrongType
-from ddp.telemetry.contracts import REDUNDANCY, TOPOLOGY
+from ddp.telemetry.contracts import TOPOLOGY
+from ddp_launch_wings.redundancy import parity, placement
+from ddp_launch_wings.redundancy.parity import ParityStore, StripeEncoder
+from ddp_launch_wings.redundancy.peer_links import Links, PeerError, Reply, Words
+from ddp_launch_wings.redundancy.placement import Protected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
     from ddp.elastic.commits import CommitName
     from ddp.elastic.images.scratch import Slot, Slots
-    from ddp.elastic.redundancy.peer_links import Peer
-    from ddp.elastic.redundancy.placement import HeldParity, Rebuilt, Solved, Source, Stripe
+    from ddp.elastic.keeper import OpenShield
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
+    from ddp_launch_wings.redundancy.peer_links import Peer
+    from ddp_launch_wings.redundancy.placement import HeldParity, Rebuilt, Solved, Source, Stripe
 
 # --- protection, from one resume to the next -------------------------------------------------------
 
@@ -38,14 +40,15 @@ _WEAK = (
 )
 
 
-def asked(option: str | None, environ: Mapping[str, str]) -> placement.Redundancy | None:
-    """What the script asks for, otherwise the launcher."""
+def asked(option: str, environ: Mapping[str, str]) -> OpenShield | None:
+    """What opens the protection of a generation; None if the text means none."""
     _check_is_text(option)
-    return placement.parse(environ.get(REDUNDANCY, "") if option is None else option)
+    wanted = placement.parse(option)
+    return None if wanted is None else partial(Protection.open, wanted, environ)
 
 
 def _check_is_text(option: object) -> None:
-    if not isinstance(option, (str, type(None))):
+    if not isinstance(option, str):
         raise WrongType(f"invalid redundancy={option!r}: use a text such as 'copies:1', 'code:6+2' or 'auto'")
 
 
@@ -64,11 +67,11 @@ class Protection:
     def open(
         cls,
         wanted: placement.Redundancy,
+        environ: Mapping[str, str],
         team: Team,
         node: str,
         places: list[Path],
         parts: int,
-        environ: Mapping[str, str],
     ) -> Protection:
         """Collective. `parts`: of the state. If there is one, each node has a copy anyway."""
         path = environ.get(TOPOLOGY, "")
@@ -104,6 +107,14 @@ class Protection:
         self.protector.start()
         if self.team.rank == 0:
             Leader(self.protector).start()
+
+    @property
+    def is_active(self) -> bool:
+        return self.protector is not None
+
+    @property
+    def protected(self) -> int | None:
+        return None if self.protector is None else self.protector.protected
 
     def committed(self, number: int, slot: Slot) -> None:
         if self.protector is not None:

@@ -17,19 +17,19 @@ import torch
 from ddp.elastic.commits import CommitName
 from ddp.elastic.images import image, scratch
 from ddp.elastic.images.image import DamagedImage
-from ddp.elastic.redundancy import erasure_code, placement
-from ddp.elastic.redundancy.peer_links import PeerError
-from ddp.elastic.redundancy.placement import Protected, StripeFacts, chunk_range
 from ddp.groups import core_loading
+from ddp_launch_wings.redundancy import erasure_code, placement
+from ddp_launch_wings.redundancy.peer_links import PeerError
+from ddp_launch_wings.redundancy.placement import Protected, StripeFacts, chunk_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import ModuleType
 
-    from ddp.elastic.redundancy.erasure_code import Row
-    from ddp.elastic.redundancy.peer_links import Links, Peer
-    from ddp.elastic.redundancy.placement import Stripe
+    from ddp_launch_wings.redundancy.erasure_code import Row
+    from ddp_launch_wings.redundancy.peer_links import Links, Peer
+    from ddp_launch_wings.redundancy.placement import Stripe
 
 # --- linear combinations ---------------------------------------------------------------------------
 #
@@ -47,7 +47,7 @@ WORD = 8  # the lengths of all buffers are multiples of it
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    return core_loading.part("ddp.elastic._erasure")
+    return core_loading.part("ddp_launch_wings.redundancy._erasure")
 
 
 def combine(rows: Sequence[Row], inputs: Sequence[memoryview], outputs: Sequence[memoryview]) -> None:

@@ -18,12 +18,12 @@ import pytest
 
 from ddp.elastic.commits import ReadableImage
 from ddp.elastic.images import image, scratch
-from ddp.elastic.redundancy import parity, protection
-from ddp.elastic.redundancy.parity import ParityStore
-from ddp.elastic.redundancy.peer_links import Links, Peer, PeerError, Server
-from ddp.elastic.redundancy.placement import Code, Place, chunk_bytes, layout
-from ddp.elastic.redundancy.protection import Leader, Protector
 from ddp.elastic.resume import LocalImages
+from ddp_launch_wings.redundancy import parity, protection
+from ddp_launch_wings.redundancy.parity import ParityStore
+from ddp_launch_wings.redundancy.peer_links import Links, Peer, PeerError, Server
+from ddp_launch_wings.redundancy.placement import Code, Place, chunk_bytes, layout
+from ddp_launch_wings.redundancy.protection import Leader, Protector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

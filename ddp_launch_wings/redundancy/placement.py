@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ddp.elastic.commits import ReadableImage, folder_name, newest
-from ddp.elastic.redundancy.erasure_code import MOST, solve
 from ddp.telemetry.coded import WrongValue
+from ddp_launch_wings.redundancy.erasure_code import MOST, solve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

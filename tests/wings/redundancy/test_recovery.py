@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ddp.elastic.commits import CommitName, ReadableImage
-from ddp.elastic.redundancy import placement
-from ddp.elastic.redundancy.erasure_code import parity_rows, product
-from ddp.elastic.redundancy.placement import (
+from ddp_launch_wings.redundancy import placement
+from ddp_launch_wings.redundancy.erasure_code import parity_rows, product
+from ddp_launch_wings.redundancy.placement import (
     Code,
     HeldParity,
     Place,
