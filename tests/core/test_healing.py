@@ -136,6 +136,11 @@ def test_a_script_that_did_not_opt_in_is_restarted(recover: Recover, words: str)
     assert decision(story).reason.endswith(f"bad batch; {words}")
 
 
+def test_recover_restart_starts_all_ranks_anew_although_they_could_be_paused() -> None:
+    story = healing(job(recover=Recover.RESTART), "a", "b").fails("b", 3, KILLED)
+    assert not decision(story).in_place
+
+
 def test_a_node_that_left_run_does_not_count() -> None:
     story = healing(job(), "a", "b").ready("a", "b", ready=False).fails("b", 3, KILLED)
     assert not decision(story).in_place
