@@ -11,48 +11,54 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.exchange import AgentPhase, StartRanks
+import _ddp_launch_entry as doors
+from launcher.exchange import StartRanks
 from launcher.notify import job_events
 from launcher.notify.job_events import EventKind, JobEvent
-from rendezvous.values.events import Ended, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import Action, AgentEvent, Finish, Supervision
-    from launcher.notify.otlp import Exporter
-    from launcher.notify.traces import TraceSpan, Value
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.values.types import Outcome
 
 
-_GENERATIONS_KEPT = 1000
+class EventSink(Protocol):
+    """The door `ddp_launch.event_sink`. It is told each step of the agent, on its event loop: it must not wait."""
+
+    def step(
+        self, event: AgentEvent, before: Supervision, state: Supervision, /, *, started: bool
+    ) -> None: ...
+
+    def restarted(self, state: Supervision, moments: Sequence[float | None], /) -> None: ...
+
+    def close(self) -> None:
+        """Wait for a limited time until all is passed on."""
 
 
-def _exporter(spec: LaunchSpec, say: Callable[[str], None]) -> Exporter | None:
-    """An HTTP client takes longer to import than the rest of the agent, so it is imported only if it is used."""
+def _sink(spec: LaunchSpec, say: Callable[[str], None]) -> EventSink | None:
+    """A sink may take longer to import than the rest of the agent, so it is imported only if it is used."""
     if not spec.otlp_endpoint and not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
         return None
-    from launcher.notify import otlp
-
-    to, problem = otlp.endpoint(spec.otlp_endpoint, os.environ)
-    if problem:
-        say(f"ddp-launch: traces are not exported: {problem}")
-    return otlp.Exporter(to, say) if to is not None else None
+    try:
+        found: EventSink | None = doors.find(doors.EVENT_SINK, "otlp")(
+            spec.otlp_endpoint, os.environ, spec.job.job_id, say
+        )
+    except doors.WingMissing as error:  # the variables may be meant for the script
+        say(f"ddp-launch: traces are not exported: {error}")
+        return None
+    return found
 
 
 class EventNotifier:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None], boundary: ErrorBoundary) -> None:
         self._job, self._boundary = spec.job.job_id, boundary
         self._subscribers = Subscribers(spec.on_event, say)
-        self._exporter = _exporter(spec, say)
+        self._sink = _sink(spec, say)
         self._state: Supervision | None = None
-        self._began_s = time.time()
-        self._generations: list[tuple[int, float, float]] = []  # number, begin, end
-        self._reason = ""  # of the last stop
 
     def update(
         self, event: AgentEvent, before: Supervision, state: Supervision, actions: Sequence[Action]
@@ -64,33 +70,10 @@ class EventNotifier:
             "reporting an event", lambda: job_events.of_step(event, state, started), None
         )
         self._announce(told)
-        self._note_generation(before, state, started)
-        if isinstance(event, Stop):
-            self._reason = event.decision.reason
-        if isinstance(event, Ended) and state.assignment is not None and state.assignment.node_rank == 0:
-            self._export(lambda: self._whole_job(event.outcome, state))
-
-    def _note_generation(self, before: Supervision, state: Supervision, started: bool) -> None:
-        now = time.time()
-        if started and state.assignment is not None and len(self._generations) < _GENERATIONS_KEPT:
-            self._generations.append((state.assignment.generation, now, now))
-        elif before.phase is AgentPhase.RUNNING and self._generations:
-            self._generations[-1] = (*self._generations[-1][:2], now)
-
-    def _whole_job(self, outcome: Outcome, state: Supervision) -> Sequence[TraceSpan]:
-        from launcher.notify.traces import Ran, TracedJob, of_job
-
-        attributes: dict[str, Value] = {
-            "ddp.exit_code": outcome.exit_code,
-            "ddp.restarts": outcome.restarts,
-            "ddp.ranks": state.assignment.world_size if state.assignment is not None else 0,
-        }
-        if outcome.time is not None:
-            attributes["ddp.goodput"] = outcome.time.spent.goodput
-        error = "" if outcome.succeeded else outcome.reason
-        agent = f"{state.agent.node} {state.agent.incarnation}"
-        ran = tuple(Ran(*each) for each in self._generations)
-        return of_job(TracedJob(self._job, agent, self._began_s, time.time(), ran, attributes, error))
+        if (sink := self._sink) is not None:
+            self._boundary.called(
+                "making a trace", lambda: sink.step(event, before, state, started=started), None
+            )
 
     def restarted(self, moments: Sequence[float | None], parts_s: Mapping[str, float]) -> None:
         """All ranks of this node have finished their first step after a restart.
@@ -104,18 +87,8 @@ class EventNotifier:
             parts = {name.replace(" ", "_"): round(seconds, 4) for name, seconds in parts_s.items()}
             text = f"the ranks train again; the restart took {sum(parts_s.values()):.1f} s"
             self._announce(JobEvent(EventKind.RESTARTED, text, {"seconds": parts}))
-        if self._exporter is not None:
-            self._export(lambda: self._whole_restart(state, moments))
-
-    def _whole_restart(self, state: Supervision, moments: Sequence[float | None]) -> Sequence[TraceSpan]:
-        from launcher.notify.traces import TracedRestart, of_restart
-
-        if state.assignment is None or state.store is None:
-            return ()
-        offset, mine = time.time() - time.monotonic(), state.assignment
-        at = tuple(None if moment is None else moment + offset for moment in moments)
-        node, store = (state.agent.node, mine.node_rank), f"{state.store.host}:{state.store.port}"
-        return of_restart(TracedRestart(self._job, *node, mine.generation, store, self._reason, at))
+        if (sink := self._sink) is not None:
+            self._boundary.called("making a trace", lambda: sink.restarted(state, moments), None)
 
     def node_news(self, text: str) -> None:
         self._announce(JobEvent(EventKind.NODE, text, {}))
@@ -126,16 +99,12 @@ class EventNotifier:
     def close(self) -> None:
         """Wait for a limited time until all events and traces are passed on."""
         self._subscribers.close()
-        if self._exporter is not None:
-            self._exporter.close()
+        if self._sink is not None:
+            self._sink.close()
 
     def _announce(self, event: JobEvent | None) -> None:
         if event is not None:
             self._subscribers.put(job_events.as_object(event, self._state, self._job, now_in_utc()))
-
-    def _export(self, spans: Callable[[], Sequence[TraceSpan]]) -> None:
-        if self._exporter is not None:
-            self._exporter.put(self._boundary.called("making a trace", spans, ()))
 
 
 # --- subscribers ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ CORE = {
         *within("hosts", "command_lines"),
         *within("joining", "join"),
         *within("machine", "gpu_state xids"),
-        *within("notify", "job_events traces"),
+        *within("notify", "job_events"),
         *within(
             "output",
             "lines live_area plain_view screen stream_view",
@@ -80,7 +80,8 @@ CORE = {
     },
     WINGS: {
         "plan",
-        *("redundancy", "submit", "web"),
+        *("otlp", "redundancy", "submit", "web"),
+        "otlp.traces",
         *within("redundancy", "erasure_code placement"),
         *within("plan", "prediction profile step_model table"),
         *within("submit", "job kubernetes slurm ssh"),
@@ -96,7 +97,7 @@ CORE_AND_SHELL = (
     | within("rendezvous", "access client control diagnosing replay rounds service values")
     | within("ddp", "diagnostics elastic groups launching reducer sharding telemetry")
     | within("ddp.elastic", "images logical")
-    | within(WINGS, "plan redundancy submit web")
+    | within(WINGS, "otlp plan redundancy submit web")
 )
 
 
@@ -129,6 +130,7 @@ WINGS_NEED = {
         "ddp.groups.core_loading ddp.groups.ring ddp.groups.segment ddp.telemetry.coded ddp.telemetry.contracts",
         "torch",
     ),
+    "otlp": needs("launcher.exchange rendezvous.values"),
     "etcd": needs("rendezvous.pb rendezvous.store rendezvous.values", "google grpc"),
     "mpi": needs(
         "ddp.groups.core_arguments ddp.groups.process_group ddp.groups.shared_work ddp.telemetry.coded",
@@ -370,8 +372,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 73_300
-MOST_HOUSE_FILES = 374
+MOST_HOUSE_LINES = 73_000
+MOST_HOUSE_FILES = 372
 MOST_WING_LINES = 9_000
 MOST_WING_FILES = 40
 MAX_FILE_LINES = 900

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from launched import eventually
 from ports import free_port
 
-from launcher.notify.otlp import Exporter, OtlpEndpoint
-from launcher.notify.traces import TraceSpan
+from ddp_launch_wings.otlp.exporter import Exporter, OtlpEndpoint
+from ddp_launch_wings.otlp.traces import TraceSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ SPAN = TraceSpan("ab" * 16, "cd" * 8, "", "restart", 1.0, 2.0)
 def test_an_endpoint_that_is_busy_is_tried_again(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.notify.otlp._PAUSE_S", 0.0)
+    monkeypatch.setattr("ddp_launch_wings.otlp.exporter._PAUSE_S", 0.0)
     collector.answers = [503, 200]
     said: list[str] = []
     exporter = Exporter(OtlpEndpoint(f"{collector.url}/v1/traces", {}, {}), said.append)

@@ -15,14 +15,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from launcher.notify import traces
+from ddp_launch_wings.otlp import traces
+from launcher.exchange import AgentPhase
+from rendezvous.values.events import Ended, Stop
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from launcher.notify.traces import TraceSpan, Value
+    from ddp_launch_wings.otlp.traces import TraceSpan, Value
+    from launcher.exchange import AgentEvent, Supervision
+    from rendezvous.values.types import Outcome
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
 _TIMEOUT_S = 5.0
@@ -122,3 +126,63 @@ class Exporter:
             except (OSError, ValueError) as error:
                 problem = str(getattr(error, "reason", error)) or type(error).__name__
         return problem
+
+
+# --- what the agent experiences, as traces --------------------------------------------------------------
+
+_GENERATIONS_KEPT = 1000
+
+
+def sink(asked: str, environ: Mapping[str, str], job: str, say: Callable[[str], None]) -> Tracer | None:
+    to, problem = endpoint(asked, environ)
+    if problem:
+        say(f"ddp-launch: traces are not exported: {problem}")
+    return None if to is None else Tracer(job, Exporter(to, say))
+
+
+class Tracer:
+    def __init__(self, job: str, exporter: Exporter) -> None:
+        self._job, self._exporter = job, exporter
+        self._began_s = time.time()
+        self._generations: list[tuple[int, float, float]] = []  # number, begin, end
+        self._reason = ""  # of the last stop
+
+    def step(self, event: AgentEvent, before: Supervision, state: Supervision, *, started: bool) -> None:
+        self._note_generation(before, state, started)
+        if isinstance(event, Stop):
+            self._reason = event.decision.reason
+        if isinstance(event, Ended) and state.assignment is not None and state.assignment.node_rank == 0:
+            self._exporter.put(self._whole_job(event.outcome, state))
+
+    def _note_generation(self, before: Supervision, state: Supervision, started: bool) -> None:
+        now = time.time()
+        if started and state.assignment is not None and len(self._generations) < _GENERATIONS_KEPT:
+            self._generations.append((state.assignment.generation, now, now))
+        elif before.phase is AgentPhase.RUNNING and self._generations:
+            self._generations[-1] = (*self._generations[-1][:2], now)
+
+    def _whole_job(self, outcome: Outcome, state: Supervision) -> Sequence[TraceSpan]:
+        attributes: dict[str, Value] = {
+            "ddp.exit_code": outcome.exit_code,
+            "ddp.restarts": outcome.restarts,
+            "ddp.ranks": state.assignment.world_size if state.assignment is not None else 0,
+        }
+        if outcome.time is not None:
+            attributes["ddp.goodput"] = outcome.time.spent.goodput
+        error = "" if outcome.succeeded else outcome.reason
+        agent = f"{state.agent.node} {state.agent.incarnation}"
+        ran = tuple(traces.Ran(*each) for each in self._generations)
+        job = traces.TracedJob(self._job, agent, self._began_s, time.time(), ran, attributes, error)
+        return traces.of_job(job)
+
+    def restarted(self, state: Supervision, moments: Sequence[float | None]) -> None:
+        if state.assignment is None or state.store is None:
+            return
+        offset, mine = time.time() - time.monotonic(), state.assignment
+        at = tuple(None if moment is None else moment + offset for moment in moments)
+        node, store = (state.agent.node, mine.node_rank), f"{state.store.host}:{state.store.port}"
+        restart = traces.TracedRestart(self._job, *node, mine.generation, store, self._reason, at)
+        self._exporter.put(traces.of_restart(restart))
+
+    def close(self) -> None:
+        self._exporter.close()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 rotel = pytest.importorskip("rotel", reason="rotel, a collector, has no wheel for this machine")
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-pytestmark = pytest.mark.nightly(instead="shell/test_otlp.py")
+pytestmark = pytest.mark.nightly(instead="wings/otlp/test_otlp.py")
 
 
 def decoded(body: bytes) -> Any:

@@ -1,0 +1,1 @@
+"""Restarts and jobs as traces of OpenTelemetry (`--otlp-endpoint`)."""
