@@ -191,7 +191,7 @@ def names(door: str) -> dict[str, str]:
     for line in _text(table).splitlines():
         if line.startswith("["):
             group = line.strip("[]")
-        elif group == door and "=" in line:
+        elif group == door and "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
             found[name.strip()] = value.strip()
     return found
