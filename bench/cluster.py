@@ -19,7 +19,7 @@ from meet.service import serving
 from shown import ROOT, machine, write_between_markers
 from watched import RANK_SCRIPTS, WatchedRun
 
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp

@@ -32,7 +32,7 @@ from etcd_cluster import running
 
 from rendezvous.store.open import open_store
 from rendezvous.store.packing import Packer
-from rendezvous.values.state import DECISIONS_KEPT, Exclusion, JobState, Member, Phase
+from rendezvous.values.job_state import DECISIONS_KEPT, Exclusion, JobState, Member, Phase
 from rendezvous.values.types import (
     AgentId,
     Decision,

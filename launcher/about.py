@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import platform
 
-from launcher.preflight import versions
-from launcher.preflight.versions import torch_version
+from launcher.preflight import installed
+from launcher.preflight.installed import torch_version
 from launcher.template.torch_release import too_old
 from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PROTOCOL
 
 
 def text() -> str:
-    core = versions.state()
+    core = installed.state()
     if core == "compiled":
-        core += f", {versions.kernels()} kernels"
+        core += f", {installed.kernels()} kernels"
     else:
         core += "; collectives of CPU tensors use Gloo"
     return "\n".join(

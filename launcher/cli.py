@@ -50,9 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         if words[:1] == [_WARM]:
             return _run_warm(words[1:], os.environ)
         if words[:1] == [_COMPLETION]:
-            from launcher import completion
+            from launcher import option_completion
 
-            return _show(completion.text(tuple(words[1:])))
+            return _show(option_completion.text(tuple(words[1:])))
         if command := _command_of_a_wing(words):
             return _show(command(words[1:], os.environ, partial(_print_message, words[0])))
         is_doctor = words[:1] == [_DOCTOR]
@@ -60,9 +60,9 @@ def main(argv: list[str] | None = None) -> int:
         if line.wants("help") or line.wants("version"):
             return _show(_help(line.words) if line.wants("help") else _version())
         if line.wants("print_completion"):
-            from launcher import completion
+            from launcher import option_completion
 
-            return _show(completion.text((line.options["print_completion"].text,)))
+            return _show(option_completion.text((line.options["print_completion"].text,)))
         _check_system()
         if is_doctor:
             return _run_doctor(line, os.environ)

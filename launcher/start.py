@@ -11,7 +11,7 @@ from launcher import ending_file
 from launcher.ranks.gpu_order import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
-from launcher.warm_pool import joining
+from launcher.warm_pool import pooled_start
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def run_agent(spec: LaunchSpec) -> int:
     starter = ZygoteStarter(spec)
     for warning in filter(None, (unordered, *starter.binding.warnings)):
         _print_message(f"warning: {warning}")
-    pooled = joining.take_zygote(spec, starter)
+    pooled = pooled_start.take_zygote(spec, starter)
     tree.become_subreaper()  # after the pool: what is left for the next command must not be ours
     # Blocked until the agent handles them: the default action of a signal would leave a log folder and processes.
     # And SIGTTOU from now on: with `stty tostop`, a line from the background would stop the launcher.

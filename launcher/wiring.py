@@ -36,19 +36,19 @@ from launcher.exchange import (
 from launcher.failure.symptoms import is_consequence
 from launcher.health import page
 from launcher.health.communication import CommunicationWatch
+from launcher.health.hang_watch import HangWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.stall_detection import excused
 from launcher.health.stop_watch import StopWatch
 from launcher.health.time_watch import TimeWatch
-from launcher.health.watch import HangWatch
 from launcher.joining import addresses
 from launcher.joining.join import node_facts
-from launcher.notify.announcer import EventNotifier
+from launcher.notify.notifier import EventNotifier
 from launcher.output.lines import can_redraw, printable
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
 from launcher.progress import ProgressSigns
-from launcher.ranks.checkpoint import CheckpointRequester
+from launcher.ranks.checkpoint_request import CheckpointRequester
 from launcher.ranks.editions import Editions
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch

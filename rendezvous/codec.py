@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
-from rendezvous.rounds.journal import LoggedEvent
+from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, rank_report, rank_time, rank_view, types
 from rendezvous.values.straggler_state import PhaseTimes

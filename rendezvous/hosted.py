@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.client.options import ENV, OptionsUnusable
+from rendezvous.client.credential_files import ENV, OptionsUnusable
 from rendezvous.grpc_io import choose_engine, silence_grpc
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.values.state import (
+from rendezvous.values.job_state import (
     JobState,
     Member,
     Phase,

@@ -128,8 +128,8 @@ async def serve(settled: Mapping[str, Any]) -> int:
 async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     silence_grpc()
     from rendezvous.service import settings
-    from rendezvous.service.log_lines import start_logging
     from rendezvous.service.server import CannotListen, Server, raise_file_limit
+    from rendezvous.service.service_log import start_logging
     from rendezvous.store.open import BadUrl, open_store
     from rendezvous.store.protocol import StoreError
 

@@ -59,12 +59,13 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
         ("a minority is not blamed for a deadlock",
          "if n_common * 2 > len(stuck) and n_common < len(stuck):", "if False:"),
     ]),
-    ("launcher/health/stall_detection.py", "core/test_stillness.py", [
+    ("launcher/health/stall_detection.py", "core/test_stall_detection.py", [
         ("off is not off", "if not budgets.enabled:\n", "if False:\n"),
         ("a section's own time limit does not count",
          "if view.section is not None and view.section.timeout_s is not None:\n", "if False:\n"),
     ]),
-    ("launcher/health/stall_detection.py", "core/test_patience.py core/test_signs_of_life.py core/test_stillness.py", [
+    ("launcher/health/stall_detection.py",
+     "core/test_patience.py core/test_signs_of_life.py core/test_stall_detection.py", [
         ("a rank that computes is called stalled",
          "return replace(state, stalled_s=0.0) if computes(before, now, passed_s) else state", "return state"),
     ]),
@@ -79,7 +80,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
         ("a user's exception is healed",
          "if cause.failure is FailureClass.USER_EXCEPTION and rule is not PolicyAction.HEAL:", "if False:"),
     ]),
-    ("rendezvous/rounds/admission.py", "core/test_machine_rounds.py core/test_meeting.py", [
+    ("rendezvous/rounds/admission.py", "core/test_machine_rounds.py core/test_endpoints.py", [
         ("an unhealthy node runs ranks", "if not facts.healthy and exclusion is None:", "if False:"),
         ("a node rank is given twice", "if owner is None or owner == node:", "if True:"),
     ]),
@@ -109,7 +110,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
     ("launcher/ranks/affinity.py", "core/test_affinity.py", [
         ("ranks that share cores are not told apart", "if len(cores) < sharers:", "if False:"),
     ]),
-    ("launcher/health/node_health.py", "core/test_vitals.py", [
+    ("launcher/health/node_health.py", "core/test_health_of_nodes.py", [
         ("a spike of pressure is reported at once", "(_READINGS if symptom.may_be_a_spike else 1)", "1"),
     ]),
     ("launcher/health/stop_rules.py", "core/test_stop_rules.py", [

@@ -26,7 +26,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.grpc_io import choose_engine
 from rendezvous.values.events import (

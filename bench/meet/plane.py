@@ -17,7 +17,7 @@ from etcd_cluster import running
 from meet.service import SERVE, Service, await_port, process
 from ports import free_ports
 
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.control.service import Service as Operations
 from rendezvous.pb import rendezvous_pb2 as pb
 

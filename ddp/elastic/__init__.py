@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddp.elastic.files.checkpoint import CheckpointError
     from ddp.elastic.files.writer import CommitError
     from ddp.elastic.images.image import DamagedImage
-    from ddp.elastic.images.scratch import ScratchError
+    from ddp.elastic.images.kept_images import ScratchError
     from ddp.elastic.logical.logical_world import LogicalWorld
     from ddp.elastic.own import PerRank
     from ddp.elastic.request import (
@@ -52,7 +52,7 @@ _FROM = {
     "LogicalWorld": "logical.logical_world",
     "PerRank": "own",
     "Resumed": "resume",
-    "ScratchError": "images.scratch",
+    "ScratchError": "images.kept_images",
     "State": "state",
     "checkpoint_done": "request",
     "checkpoint_request": "request",

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ddp.elastic.contents import Captured
     from ddp.elastic.files.dcp import Names
     from ddp.elastic.files.writer import Writer
+    from ddp.elastic.images.kept_images import Slot, Slots
     from ddp.elastic.images.leaves import Leaf
-    from ddp.elastic.images.scratch import Slot, Slots
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
 

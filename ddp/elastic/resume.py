@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ddp.elastic import commits
 from ddp.elastic.files import part_file
 from ddp.elastic.files.writer import CommitError
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 from ddp.groups.reform import CannotReform
 from ddp.telemetry import status_page
 
@@ -104,7 +104,7 @@ def node_name(places: list[Path]) -> str:
 def find_images(team: Team, places: list[Path], folder: Folder | None) -> LocalImages:
     local = LocalImages({}, {}, [], folder)
     node = node_name(places)
-    for path in scratch.slots_in(places):
+    for path in kept_images.slots_in(places):
         _add_slot(local, path, f"{node}/{path.name}")
     if folder is not None:
         _add_files(local, _files(team, local, folder), team, folder)
@@ -154,7 +154,7 @@ def _add_files(local: LocalImages, files: dict[str, str], team: Team, folder: Fo
 
 def _add_slot(local: LocalImages, path: Path, name: str) -> None:
     try:
-        found = image.Image(memoryview(scratch.map_for_reading(path)))
+        found = image.Image(memoryview(kept_images.map_for_reading(path)))
     except (image.DamagedImage, OSError, ValueError):
         return  # an incomplete slot in memory is normal after a rank has died
     head, key = found.head, f"{name}#{found.index_sum:08x}"

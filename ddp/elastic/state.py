@@ -23,7 +23,7 @@ from ddp.elastic.contents import Contents, load_foreign
 from ddp.elastic.files.checkpoint import Checkpoint
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.files.writer import CommitError, Writer
-from ddp.elastic.images import leaves, scratch
+from ddp.elastic.images import kept_images, leaves
 from ddp.elastic.keeper import CommitShield, Keeper, Signature, asked_shield
 from ddp.elastic.logical.logical_world import LogicalWorld
 from ddp.elastic.resume import Resumed
@@ -248,7 +248,7 @@ def leave_open_states(keeper: Keeper, pid: int) -> None:
     try:
         keeper.leave()
     finally:
-        if not scratch.is_launched(os.environ):
+        if not kept_images.is_launched(os.environ):
             keeper.remove()
 
 
@@ -373,9 +373,9 @@ class State:
 
     def _resume(self) -> Resumed | None:
         enter_open_states(self, self._scope)
-        places = scratch.folders(os.environ, self._scope)
+        places = kept_images.folders(os.environ, self._scope)
         if self._live is None and not joining.is_joining():  # else others wait, and it was done before
-            scratch.sweep(places)
+            kept_images.sweep(places)
         joining.joined()
         if self._keeper is not None:
             self._keeper.settle()
@@ -440,7 +440,7 @@ class State:
         overlaps = self._overlap and self._contents.is_on_device()
         n_whole = 2 if overlaps else 1  # the slowest rank may lack the last one
         count = n_whole + (2 if writes else 1) + (shield.more_slots if shield is not None else 0)
-        slots = scratch.Slots(places, role.local_index, count, spared, n_whole=n_whole)
+        slots = kept_images.Slots(places, role.local_index, count, spared, n_whole=n_whole)
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts
         writer = None
         if self._folder is not None and writes:

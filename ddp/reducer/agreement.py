@@ -16,7 +16,7 @@ import torch
 from ddp.groups import joining
 from ddp.reducer import plan
 from ddp.reducer.collectives import broadcast_from_rank_0, gather_rows
-from ddp.reducer.errors import different_plans
+from ddp.reducer.replica_errors import different_plans
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAX_NAMES = 20
-
 
 class CodedError(Exception):
     code = ""
@@ -39,7 +37,7 @@ class WrongUse(CodedError, RuntimeError):
     code = "DDP-7007"
 
 
-def listed(names: Sequence[object], most: int = _MAX_NAMES) -> str:
+def listed(names: Sequence[object], most: int = 20) -> str:
     """Join names or ranks with commas. After `most` names, give only the number of the others."""
     shown = ", ".join(map(str, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

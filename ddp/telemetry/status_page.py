@@ -209,9 +209,8 @@ def _claim(path: str, writer: Callable[[int], Page]) -> Page | None:
     global _wishes
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(
-            file, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # of two processes, only the first one becomes the writer
+        # Of two processes, only the first one becomes the writer.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         head = os.pread(file, HEADER_BLOCK.end, 0)
         if len(head) < HEADER_BLOCK.end:
             return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.elastic.commits import CommitName
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 from ddp.elastic.images.image import DamagedImage
 from ddp.groups import core_loading
 from ddp_launch_wings.redundancy import erasure_code, placement
@@ -205,7 +205,7 @@ class ParityStore:
             taken = {each.path.name for each in files}
             stem = f"parity-{self._lineage}-{key[0]}-{key[1]}"
             name = next(name for turn in range(3) if (name := f"{stem}-{turn}") not in taken)
-            free = _File(*scratch.new_file(self._places, name, n_bytes))
+            free = _File(*kept_images.new_file(self._places, name, n_bytes))
             files.append(free)
         free.number = number
         return free
@@ -236,7 +236,7 @@ class ParityStore:
                     if each.number not in (None, number):
                         begin(each.buffer)
                         each.number = None
-        for path in scratch.parities_in(self._places):
+        for path in kept_images.parities_in(self._places):
             if not path.name.startswith(f"parity-{self._lineage}-"):
                 self._unlink(path)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 from ddp.telemetry.coded import WrongType
 from ddp.telemetry.contracts import TOPOLOGY
 from ddp_launch_wings.redundancy import parity, placement
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp.elastic.commits import CommitName
-    from ddp.elastic.images.scratch import Slot, Slots
+    from ddp.elastic.images.kept_images import Slot, Slots
     from ddp.elastic.keeper import OpenShield
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
@@ -555,9 +555,9 @@ def rebuild(team: Team, local: LocalImages, places: list[Path], links: Links) ->
 
 
 def _parities(places: list[Path]) -> Iterator[tuple[str, parity.ParityFile]]:
-    for path in scratch.parities_in(places):
+    for path in kept_images.parities_in(places):
         try:
-            found = parity.ParityFile(memoryview(scratch.map_for_reading(path)))
+            found = parity.ParityFile(memoryview(kept_images.map_for_reading(path)))
         except (image.DamagedImage, OSError, ValueError):
             continue  # an incomplete one is normal after a failure
         yield f"{path}#{found.facts_sum:08x}", found

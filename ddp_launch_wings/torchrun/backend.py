@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from rendezvous.client.options import client_options
+from rendezvous.client.credential_files import client_options
 from rendezvous.client.session import connect
 from rendezvous.values.events import (
     Accused,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from launcher.exchange import Supervision
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles
-    from launcher.ranks.checkpoint import CheckpointRequester
+    from launcher.ranks.checkpoint_request import CheckpointRequester
     from launcher.ranks.editions import Editions
     from launcher.ranks.worker import Workers
     from rendezvous.values.questions import LogPieces, RankSeen, Told, Wanted

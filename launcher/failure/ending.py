@@ -114,7 +114,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time
 
 def _tell_of_failure(spec: LaunchSpec, folder: LogFolder, outcome: Outcome) -> None:
     from launcher.failure import story
-    from launcher.failure.facts import write_outcome
+    from launcher.failure.rank_facts import write_outcome
 
     budget = str(spec.job.budget)
     summary = story.outcome_json(outcome, log_dir=folder.path, budget=budget)

@@ -48,7 +48,6 @@ class RecordedGroup:
     """One process group in one rank's recorder."""
 
     name: str
-    description: str
     members: tuple[int, ...]  # () if the recorder does not report them
     entries: tuple[RecordedCall, ...]  # by number
     size: int = 0  # number of its ranks, from the guard; 0: unknown
@@ -69,7 +68,7 @@ def dump_of(rank: int, plain: object) -> Dump:
     if not isinstance(plain, dict) or not isinstance(plain.get("entries"), list):
         raise NotADump("not a dump of torch's flight recorder")
     members = _members(plain.get("pg_config"))
-    by_group: dict[tuple[str, str], dict[int, RecordedCall]] = {}
+    by_group: dict[str, dict[int, RecordedCall]] = {}
     for each in plain["entries"]:
         if isinstance(each, dict) and not each.get("is_p2p"):
             group, entry = _entry(each)
@@ -77,10 +76,8 @@ def dump_of(rank: int, plain: object) -> Dump:
     return Dump(
         rank,
         tuple(
-            RecordedGroup(
-                name, description, members.get(name, ()), tuple(sorted(entries.values(), key=_number))
-            )
-            for (name, description), entries in sorted(by_group.items())
+            RecordedGroup(name, members.get(name, ()), tuple(sorted(entries.values(), key=_number)))
+            for name, entries in sorted(by_group.items())
         ),
     )
 
@@ -89,16 +86,16 @@ def _number(entry: RecordedCall) -> int:
     return entry.sequence
 
 
-def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], RecordedCall]:
+def _entry(each: Mapping[str, Any]) -> tuple[str, RecordedCall]:
     try:
-        name, description = (_word(part) for part in each["process_group"])
+        name, _description = (_word(part) for part in each["process_group"])
         op = _word(each["profiling_name"]).rpartition(":")[2]
         sizes = tuple(_size(size) for size in (each.get("input_sizes") or ())[:_MAX_TENSORS])
         dtypes = tuple(_word(dtype) for dtype in each.get("input_dtypes") or ())
         done = bool(each.get("retired")) or each.get("state") == "completed"
         began = _number_of(each.get("time_created_ns") or 0)
         sequence = _number_of(each["collective_seq_id"])
-        return (name, description), RecordedCall(sequence, op, sizes, dtypes, done, began)
+        return name, RecordedCall(sequence, op, sizes, dtypes, done, began)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # Overflow: int() of Infinity
         raise NotADump(f"cannot parse an entry of the flight recorder dump: {error}") from None
 

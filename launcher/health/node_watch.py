@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import RankEnded, Supervision
+    from launcher.health.hang_watch import HangWatch
     from launcher.health.pages import Pages
-    from launcher.health.watch import HangWatch
     from launcher.machine.gpu_state import Gpu
     from launcher.machine.nvml import Nvml
     from launcher.settings.spec import LaunchSpec

@@ -4,9 +4,9 @@ The rank's own threads come first. If they do not answer, py-spy does, if it is 
 adds the frames of native code. A process that is stopped, or in uninterruptible sleep, cannot respond, and the report
 says so. All of this runs in a thread with a time limit, because reading /proc of a hanging process can also block.
 
-Each thread writes its own Python stack, in the handler of a signal (launcher/template/stacks.py), so that none reads
-frames while another thread changes them. The kernel shows when a thread is done: it blocks a signal while its handler
-runs. Threads of native libraries get the signal too, and write nothing.
+Each thread writes its own Python stack, in the handler of a signal (launcher/template/stack_signal.py), so that
+none reads frames while another thread changes them. The kernel shows when a thread is done: it blocks a signal while
+its handler runs. Threads of native libraries get the signal too, and write nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.health.stack_text import MAIN_THREAD
 from launcher.template import tree
-from launcher.template.stacks import MEMORY, SIGNAL
+from launcher.template.stack_signal import MEMORY, SIGNAL
 from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:

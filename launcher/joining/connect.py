@@ -23,7 +23,7 @@ from launcher.joining.join import (
     find_rendezvous,
     parse_endpoint,
 )
-from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, client_options
+from rendezvous.client.credential_files import ENV, ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.local import offer

@@ -20,7 +20,7 @@ from launcher.machine.kernel_log import PATH as KERNEL_LOG
 from launcher.machine.kernel_log import logged_xids
 from launcher.machine.small_files import text_of
 from launcher.output.log_folder import temporary_roots
-from launcher.preflight import checkup, host, versions
+from launcher.preflight import checkup, host, installed
 from launcher.preflight.checkup import MB, Check, Gpus, Grade, Report, skipped
 from launcher.sources.source import HealthSource, SourceFailed
 from launcher.template.torch_release import too_old
@@ -59,7 +59,7 @@ async def gather(spec: LaunchSpec, level: str) -> Report:
     ]
     if full:
         found += await _self_test(spec)
-    had = versions.versions(spec.python)
+    had = installed.versions(spec.python)
     took_s = time.monotonic() - began
     return Report(socket.gethostname(), level, tuple(found), had, took_s, block, in_words(layout))
 
@@ -83,7 +83,7 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
     yield "network", lambda: checkup.judge_network(host.network(spec))
     yield "versions", lambda: (_versions(spec),)
     if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
-        yield "core", lambda: (checkup.judge_core(versions.state()),)
+        yield "core", lambda: (checkup.judge_core(installed.state()),)
     yield "GPUs", lambda: checkup.judge_gpus(gpus(os.environ), wanted=wants_gpus)
 
 
@@ -119,7 +119,7 @@ def _has_other_python(spec: LaunchSpec) -> bool:
 def _versions(spec: LaunchSpec) -> Check:
     if _has_other_python(spec):
         return skipped("versions", f"not checked: the ranks use another Python ({spec.python})")
-    had = versions.versions(spec.python)
+    had = installed.versions(spec.python)
     return checkup.judge_versions(had, too_old(had.torch))
 
 

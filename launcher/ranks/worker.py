@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from launcher import daemon_threads
 from launcher.exchange import RankEnded
-from launcher.failure.facts import OomWatch, read_error_record
 from launcher.failure.hidden_modules import modules_named
+from launcher.failure.rank_facts import OomWatch, read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import keyboard_wait, page, stacks
 from launcher.health.guards import Continuation

@@ -56,7 +56,7 @@ def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 
 
 
 def request_file(scratch: str, generation: int) -> str:
-    """Return the path of the file that exists while a checkpoint is requested; see launcher/ranks/checkpoint.py."""
+    """Return the path of the file that exists while a checkpoint is requested."""
     return f"{scratch}/checkpoint-{generation}"
 
 

@@ -107,7 +107,13 @@ class Zygote:
         if warm:
             argv, env = warm_command(spec, env, {**config, "learns": spec.learn_imports})
         else:
-            argv = (sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config))
+            argv = (
+                sys.executable,
+                "-I",
+                "-S",
+                os.path.join(_TEMPLATE, "plain_zygote.py"),
+                json.dumps(config),
+            )
         os.set_inheritable(theirs.fileno(), True)
         try:
             # A shell starts background jobs with SIGINT ignored, and their processes inherit that. Ranks must get it.

@@ -30,7 +30,7 @@ import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import fast_exit, memory
+from . import fast_exit, memory_left
 from .messages import Learned
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Learner:
 
 
 def _is_possible(noted: Noted) -> bool:
-    return noted.folder == os.getcwd() and memory.free_bytes() >= _SPARE_BYTES
+    return noted.folder == os.getcwd() and memory_left.free_bytes() >= _SPARE_BYTES
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from . import cgroup, messages, scratch, script_start, stacks, store, tree
+from . import cgroup, messages, scratch, script_start, stack_signal, store, tree
 from .contracts import RANK_DIR
 from .forking import fork, freeze_garbage
 from .messages import (
@@ -174,7 +174,7 @@ class Loop:
                 become(order, fds, parent=self._pid)
                 if not self._warm:
                     execute(order.argv, is_python=order.is_python)
-                stacks.listen()
+                stack_signal.listen()
                 script_start.follow_output()
                 self.notes, self.late = notes, late
                 script_start.enter_debugger()

@@ -26,7 +26,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from . import freshness, memory, pool_key, pool_wire, tree
+from . import freshness, memory_left, pool_key, pool_wire, tree
 from .forking import fork, freeze_garbage
 from .pool_folder import Unusable, open_folder, peer
 
@@ -63,7 +63,7 @@ class Template:
         self._poll.register(self._listener, select.POLLIN)
         with contextlib.suppress(Exception):
             show([f"ddp-launch: warm template of {self._config['title']}"])
-        if (used := memory.own_bytes()) > self._config["most_bytes"]:
+        if (used := memory_left.own_bytes()) > self._config["most_bytes"]:
             self.end(f"it takes {used >> 20} MiB, more than --warm-memory permits")
         self._folder.announce(self._name, self._config["key"])
         while True:
@@ -176,7 +176,7 @@ class Template:
             "running": len(self._jobs),
             "idle_left_s": self._idle_left_s(),
             "last_used": self._used,
-            "bytes": memory.own_bytes(),
+            "bytes": memory_left.own_bytes(),
         }
 
     def end(self, reason: str, is_unused: bool = False) -> NoReturn:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import stacks
+from . import stack_signal
 
 TYPE_CHECKING = False  # not from typing: the user may have a script called typing.py
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def enter(hook_folder: str) -> None:
     """Restore the environment in that Python process."""
     before = os.environ.pop(VARIABLE)
     hide_hook(hook_folder, before[1:] if before else None)
-    stacks.listen()
+    stack_signal.listen()
     follow_output()
     after_torch_import()
     enter_debugger()

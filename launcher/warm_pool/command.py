@@ -12,7 +12,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.spec import EntryKind
 from launcher.template.pool_folder import PoolSettings, Unusable, boot_id, open_folder, usual_place
 from launcher.warm_pool import client, seed
-from launcher.warm_pool.joining import recipe_of
+from launcher.warm_pool.pooled_start import recipe_of
 from rendezvous.values.durations import short_duration
 from rendezvous.values.error_codes import Code
 

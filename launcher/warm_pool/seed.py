@@ -15,7 +15,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from launcher.template import memory
+from launcher.template import memory_left
 from launcher.warm_pool import client
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _become(recipe: Recipe) -> None:
         settings = folder.settings()
         if settings is None or client.is_there(folder, client.serving(folder, recipe.name, recipe.key)):
             return
-        if memory.free_bytes() < _LEAST_FREE_BYTES:
+        if memory_left.free_bytes() < _LEAST_FREE_BYTES:
             folder.note(f"no template of {recipe.title}: less than 1 GiB of memory is free")
             return
         _make_room(folder, settings)

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.access.secret import NAME, as_file, file_problem
-from rendezvous.client.options import ENV, OptionsUnusable, current_token, is_loopback
+from rendezvous.client.credential_files import ENV, OptionsUnusable, current_token, is_loopback
 from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
 from rendezvous.values.version import VERSION, VERSION_METADATA
 from rendezvous.values.wire_names import OWNER_METADATA
@@ -19,7 +19,7 @@ from rendezvous.values.wire_names import OWNER_METADATA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.client.options import ClientOptions
+    from rendezvous.client.credential_files import ClientOptions
 
 
 _OPTIONS = (

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.client.channel import metadata, open_channel, probe_tls
-from rendezvous.client.options import OptionsUnusable
+from rendezvous.client.credential_files import OptionsUnusable
 from rendezvous.client.session_rules import (
     CloseRequested,
     ContactChanged,
@@ -52,7 +52,7 @@ from rendezvous.values.version import VERSION, version_in, with_releases
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
-    from rendezvous.client.options import ClientOptions
+    from rendezvous.client.credential_files import ClientOptions
     from rendezvous.client.session_rules import SessionEvent
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import Answerer, FromConversation, Remark, RestartTimes

@@ -18,7 +18,7 @@ from rendezvous.values.wire_names import TIME_METADATA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.client.options import ClientOptions
+    from rendezvous.client.credential_files import ClientOptions
 
 _SCRATCHPAD = "/rendezvous.v1.Scratchpad/"
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"

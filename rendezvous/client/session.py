@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rendezvous.client.options import ClientOptions
+    from rendezvous.client.credential_files import ClientOptions
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import Answerer, Remark, RestartTimes
     from rendezvous.values.types import AgentId

@@ -84,7 +84,7 @@ def _ask(arguments: argparse.Namespace) -> int:
     silence_grpc()
     import grpc
 
-    from rendezvous.client.options import OptionsUnusable, client_options
+    from rendezvous.client.credential_files import OptionsUnusable, client_options
     from rendezvous.control.ctl_calls import carry_out
     from rendezvous.control.service import BadArgument, NoSuchJob, Service, endpoints
 
@@ -125,7 +125,7 @@ def _local_jobs(arguments: argparse.Namespace) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from rendezvous.client.options import OptionsUnusable
+    from rendezvous.client.credential_files import OptionsUnusable
 
     if not 0 < arguments.timeout < 1e6:
         raise OptionsUnusable(

@@ -10,7 +10,7 @@ import grpc.aio
 
 from rendezvous import local
 from rendezvous.client.channel import Route, metadata, open_channel
-from rendezvous.client.options import ClientOptions, OptionsUnusable
+from rendezvous.client.credential_files import ClientOptions, OptionsUnusable
 from rendezvous.codec import question_message, told_in
 from rendezvous.control.formats import warn
 from rendezvous.grpc_io import reason_of

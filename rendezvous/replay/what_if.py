@@ -33,8 +33,8 @@ from rendezvous.values.events import (
     Event,
     Tell,
 )
+from rendezvous.values.job_state import JobState, Phase, member_of
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.state import JobState, Phase, member_of
 from rendezvous.values.types import (
     UNLIMITED,
     AgentId,

@@ -32,8 +32,7 @@ from rendezvous.values.events import (
     Tell,
 )
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.state import (
+from rendezvous.values.job_state import (
     INCARNATIONS_KEPT,
     JobState,
     Member,
@@ -43,6 +42,7 @@ from rendezvous.values.state import (
     member_of,
     spec_of,
 )
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.text_limits import NAME
 from rendezvous.values.types import FailureClass
 

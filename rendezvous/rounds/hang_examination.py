@@ -32,12 +32,12 @@ from rendezvous.diagnosing.diagnosis import (
 from rendezvous.rounds.stopping import rank_failed
 from rendezvous.values.events import Accused, Examine, Tell
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.state import Examination, JobState, Phase, Result, Stage, world_of
+from rendezvous.values.job_state import Examination, JobState, Phase, Result, Stage, world_of
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
+    from rendezvous.values.job_state import Member
     from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.state import Member
     from rendezvous.values.types import Placement
 
 ANSWER_WITHIN_S = 2.0

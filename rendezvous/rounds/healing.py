@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import Cause, Decision, FailureClass, PolicyAction, Recover
 
 if TYPE_CHECKING:

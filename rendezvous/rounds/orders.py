@@ -15,7 +15,7 @@ from rendezvous.rounds.sealing import checkpoint_request, gather, last_call, tel
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.state import (
+from rendezvous.values.job_state import (
     Exclusion,
     JobState,
     Phase,
@@ -29,7 +29,7 @@ from rendezvous.values.types import Cause, Decision, DecisionKind, Recover, Scal
 
 if TYPE_CHECKING:
     from rendezvous.values.events import Effect, HealReady
-    from rendezvous.values.state import Member
+    from rendezvous.values.job_state import Member
 
 
 DRAINED = "drained by an operator: "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
 from rendezvous.values.cause_text import counted, described
+from rendezvous.values.job_state import JobState, Reload, Standstill, Streak, standing_by, world_nodes
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.state import JobState, Reload, Standstill, Streak, standing_by, world_nodes
 from rendezvous.values.types import (
     Cause,
     Decision,

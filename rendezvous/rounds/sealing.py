@@ -32,7 +32,7 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.state import (
+from rendezvous.values.job_state import (
     DECISIONS_KEPT,
     MAX_CAUSES,
     JobState,

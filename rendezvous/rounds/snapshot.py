@@ -20,8 +20,8 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.job_state import JobState
 from rendezvous.values.rows import Decoder, RowEncoder, kept_fields
-from rendezvous.values.state import JobState
 
 _FAMILY = b"ddp-job "
 _MAGIC = _FAMILY + b"2\n"  # the number grows when a stored field is renamed or removed

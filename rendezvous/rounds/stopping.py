@@ -28,7 +28,7 @@ from rendezvous.rounds.sealing import aborted, choose, end, failed, gather, note
 from rendezvous.values.cause_text import counted
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.state import (
+from rendezvous.values.job_state import (
     FAILURES_KEPT,
     Exclusion,
     JobState,

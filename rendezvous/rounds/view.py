@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import outcome_text, reload_on_trial_until
+from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime  # noqa: TC001 - the codec reads it
-from rendezvous.values.state import Phase, present, world_nodes
 from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001 - the codec reads it
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
 
 if TYPE_CHECKING:
-    from rendezvous.values.state import JobState, Member
+    from rendezvous.values.job_state import JobState, Member
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob, O
 from rendezvous.session_replay import Redirect
 from rendezvous.store.protocol import OwnershipLost, StoreError, ValuesFull
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import CannotAnswer, Present, Remark, RestartTimes
-from rendezvous.values.state import JobState, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -26,6 +26,7 @@ from rendezvous.values.events import (
     ReloadOrdered,
     RestartOrdered,
 )
+from rendezvous.values.job_state import Phase
 from rendezvous.values.questions import (
     ACTS,
     MOST_WAIT_S,
@@ -37,19 +38,18 @@ from rendezvous.values.questions import (
     SourcesSeen,
     SourcesWanted,
 )
-from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
     from rendezvous.access.auth import Gate, Identity
-    from rendezvous.rounds.journal import LoggedEvent
+    from rendezvous.rounds.event_log import LoggedEvent
     from rendezvous.service.calls import Calls
     from rendezvous.service.jobs import Job, Jobs
     from rendezvous.service.owner import Watcher
     from rendezvous.values.events import Event
+    from rendezvous.values.job_state import JobState
     from rendezvous.values.questions import FromConversation, Wanted
-    from rendezvous.values.state import JobState
     from rendezvous.values.types import AgentId
 
 

@@ -39,12 +39,12 @@ from rendezvous.rounds.admission import (
     resume,
     trains,
 )
-from rendezvous.rounds.journal import EventLine, LoggedEvent, lines
+from rendezvous.rounds.event_log import EventLine, LoggedEvent, lines
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
+from rendezvous.values.job_state import JobState, Phase, member_of
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import REMARKS, RestartTimes
-from rendezvous.values.state import JobState, Phase, member_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,7 +7,7 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.client.options import is_loopback
+from rendezvous.client.credential_files import is_loopback
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.wire_names import PORT

@@ -28,7 +28,7 @@ from rendezvous.store.protocol import (
     check_key,
     check_value,
 )
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from rendezvous.store.protocol import (
     check_key,
     check_value,
 )
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 
 if TYPE_CHECKING:
     from rendezvous.store.protocol import JobStore, Ownership, Values

@@ -25,7 +25,7 @@ from rendezvous.store.protocol import StoreError
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from rendezvous.values.state import JobState
+    from rendezvous.values.job_state import JobState
 
 
 MANY_NODES = 256

@@ -18,7 +18,7 @@ from rendezvous.values.late_dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rendezvous.values.state import JobState
+    from rendezvous.values.job_state import JobState
 
 
 KEY_BYTES = 256

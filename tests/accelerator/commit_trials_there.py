@@ -17,7 +17,7 @@ from waiting_trials_there import OnTwo
 
 from ddp import elastic
 from ddp.elastic import keeper
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 from ddp.telemetry import capture, guard, status_page
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class Training:
     def kept(self) -> list[tuple[int, Tensors]]:
         """The whole commits in memory, by number."""
         found = []
-        for path in scratch.slots_in([self.place / "elastic"]):
+        for path in kept_images.slots_in([self.place / "elastic"]):
             try:
-                each = image.Image(memoryview(scratch.map_for_reading(path)))
+                each = image.Image(memoryview(kept_images.map_for_reading(path)))
             except image.DamagedImage:
                 continue
             tensors = {

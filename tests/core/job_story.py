@@ -20,7 +20,7 @@ from rendezvous.values.events import (
     Tell,
     ToAgent,
 )
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -12,7 +12,7 @@ from rendezvous.codec import encode
 from rendezvous.control.ctl_text import job_text
 from rendezvous.rounds.sealing import grouped, node_ranks, path_of, seated
 from rendezvous.rounds.view import JobSummary, JobView, NodeView
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 
 
 def at(name: str, block: str = "", **facts: object):

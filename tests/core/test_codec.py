@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rendezvous import codec
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.journal import LoggedEvent
+from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.rounds.view import JobView, NodeView
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, types

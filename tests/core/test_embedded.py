@@ -25,7 +25,7 @@ from rendezvous.values.events import (
     ToAgent,
     Waiting,
 )
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 from rendezvous.values.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 

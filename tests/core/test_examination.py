@@ -10,8 +10,8 @@ from test_diagnosis import absent, waiting
 from rendezvous.rounds.hang_examination import ANSWER_WITHIN_S, ASK_AGAIN_S, STACKS_WITHIN_S, TIMES_ASKED
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStalled, Stop
+from rendezvous.values.job_state import JobState, Phase, Stage
 from rendezvous.values.rank_view import RankPhase
-from rendezvous.values.state import JobState, Phase, Stage
 from rendezvous.values.types import DecisionKind, Doubt, FailureClass, PolicyAction, PolicyRule
 
 REPORTS = {"a": (waiting(0, 4, 12), waiting(1, 4, 12)), "b": (waiting(2, 4, 12), absent(3, 4, 11))}

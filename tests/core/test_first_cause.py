@@ -10,7 +10,7 @@ from job_story import Story, agent, running, spec
 
 from rendezvous.rounds.policy import first_cause_order
 from rendezvous.values.events import AgentLost, AgentStopped, Event, RankFailed
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 from rendezvous.values.types import Cause, FailureClass, PolicyAction, PolicyRule
 
 NODES = ("a", "b", "c")  # of two ranks each

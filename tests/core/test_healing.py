@@ -8,7 +8,7 @@ import pytest
 from job_story import Story, agent, running, spec
 
 from rendezvous.rounds.admission import resume
-from rendezvous.rounds.journal import lines
+from rendezvous.rounds.event_log import lines
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.rounds.view import summary_of
 from rendezvous.values.events import (
@@ -27,7 +27,7 @@ from rendezvous.values.events import (
     Tell,
     Waiting,
 )
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 from rendezvous.values.types import (
     Decision,
     DecisionKind,

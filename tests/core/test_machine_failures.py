@@ -22,7 +22,7 @@ from rendezvous.values.events import (
     Stop,
     Waiting,
 )
-from rendezvous.values.state import DECISIONS_KEPT, Phase
+from rendezvous.values.job_state import DECISIONS_KEPT, Phase
 from rendezvous.values.types import Decision, DecisionKind, FailureClass, Outcome, PolicyAction, PolicyRule
 
 LOST = FailureClass.NODE_LOST

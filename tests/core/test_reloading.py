@@ -18,7 +18,7 @@ from rendezvous.rounds.view import summary_of
 from rendezvous.service.calls import NotNow
 from rendezvous.service.operations import prepared
 from rendezvous.values.events import AgentStopped, Assigned, Persist, RankFailed, ReloadOrdered, Stop
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 from rendezvous.values.types import (
     Cause,
     Decision,

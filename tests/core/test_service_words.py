@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous.access.secret import NAME
-from rendezvous.client.options import OptionsUnusable, client_options
+from rendezvous.client.credential_files import OptionsUnusable, client_options
 from rendezvous.machine import step
 from rendezvous.rounds.admission import join_problem
-from rendezvous.rounds.journal import lines
+from rendezvous.rounds.event_log import lines
 from rendezvous.rounds.sealing import ENDED_BYTES, fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import view_of
@@ -40,7 +40,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -26,7 +26,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import (
     AgentId,
     Cause,

@@ -18,7 +18,7 @@ from rendezvous.rounds.snapshot import (
     encode_state,
 )
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.state import Exclusion, JobState, Member, Phase
+from rendezvous.values.job_state import Exclusion, JobState, Member, Phase
 from rendezvous.values.types import (
     AgentId,
     Cause,

@@ -8,7 +8,7 @@ from job_story import Story, running, spec
 
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.values.events import AgentStopped, RestartOrdered
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 from rendezvous.values.types import CrashLoop, FailureClass, JobSpec, Reached, Recover, RestartBudget
 
 KILLED = FailureClass.SIGNAL

@@ -12,7 +12,7 @@ from job_story import running, spec
 from launcher.health.stop_rules import LineRules, Throughput
 from launcher.settings.spec import Logged, Slow
 from launcher.settings.values import BadValue, stop_conditions
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 
 
 def test_conditions_are_separated_by_semicolons() -> None:

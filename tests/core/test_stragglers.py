@@ -13,7 +13,7 @@ from rendezvous.codec import encode
 from rendezvous.control.ctl_text import job_text
 from rendezvous.diagnosing import stragglers
 from rendezvous.diagnosing.stragglers import PHASES, WINDOWS_TO_CLEAR, WINDOWS_TO_NAME, slow_ranks
-from rendezvous.rounds.journal import lines
+from rendezvous.rounds.event_log import lines
 from rendezvous.rounds.view import view_of
 from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimesReported

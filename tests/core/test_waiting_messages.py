@@ -11,7 +11,7 @@ from launcher.exchange import AgentPhase, StoreReached, Supervision
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.wiring import UserMessages, next_message_s
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
-from rendezvous.values.state import Phase as ServicePhase
+from rendezvous.values.job_state import Phase as ServicePhase
 from rendezvous.values.types import (
     AgentId,
     Cause,

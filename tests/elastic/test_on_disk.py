@@ -113,13 +113,13 @@ def test_nothing_whole_is_left(folder: Path, caplog: pytest.LogCaptureFixture) -
 def test_flushed_at_exit_and_only_the_last_are_kept(tmp_path: Path) -> None:
     """The script never waits for the writer itself, and never says goodbye."""
     script = (
-        "import os, sys, torch\nfrom ddp import elastic\nfrom ddp.elastic.images import scratch\n"
+        "import os, sys, torch\nfrom ddp import elastic\nfrom ddp.elastic.images import kept_images\n"
         "state = elastic.State(x=torch.ones(1 << 20), step=0, folder=sys.argv[1], disk_every=2, keep=2)\n"
         "state.resume()\n"
         "state.commit()\n"
         "if os.fork() == 0: raise SystemExit\n"  # a child's end is not the training's
         "os.wait()\n"
-        "assert list(scratch.folders(os.environ)[0].iterdir())\n"
+        "assert list(kept_images.folders(os.environ)[0].iterdir())\n"
         "for state.step in range(2, 11): state.commit()\n"
         "assert 'torch.distributed.tensor' not in sys.modules\n"
     )

@@ -22,7 +22,7 @@ from disk import journal
 from ddp import elastic
 from ddp.elastic.files import inspection
 from ddp.elastic.files.folders import LocalFolder, open_folder
-from ddp.elastic.images import scratch
+from ddp.elastic.images import kept_images
 
 if TYPE_CHECKING:
     import mmap
@@ -212,8 +212,8 @@ def test_what_the_disk_cannot_read_is_an_error_and_not_a_signal(
         return mapped
 
     (tmp_path / "x").write_bytes(bytes(40960))
-    map_for_reading = scratch.map_for_reading
-    monkeypatch.setattr(scratch, "map_for_reading", mapped_then_cut)
+    map_for_reading = kept_images.map_for_reading
+    monkeypatch.setattr(kept_images, "map_for_reading", mapped_then_cut)
     with pytest.raises(OSError, match="the disk does not give all of it"):
         LocalFolder(tmp_path).read("x")
 

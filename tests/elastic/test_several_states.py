@@ -10,7 +10,7 @@ import pytest
 
 from ddp import elastic
 from ddp.elastic import state
-from ddp.elastic.images import scratch
+from ddp.elastic.images import kept_images
 
 PROGRAM = Path(__file__).parent / "programs" / "scoped.py"
 SHARDS = Path(__file__).parent / "programs" / "scoped_shards.py"
@@ -92,10 +92,10 @@ def test_a_request_is_answered_when_all_states_have_a_checkpoint(
 
 
 def test_memory_of_dead_jobs_is_swept_with_its_scopes(tmp_path: Path) -> None:
-    alive = scratch.folders({}, "a_1")[1].name
+    alive = kept_images.folders({}, "a_1")[1].name
     user, space, _owner, started, scope = alive.removeprefix("ddp-elastic-").split("-")
     dead = f"ddp-elastic-{user}-{space}-999999999-{started}-{scope}"
     for name in (alive, dead):
         (tmp_path / name).mkdir()
-    scratch.sweep([tmp_path / "ours"])
+    kept_images.sweep([tmp_path / "ours"])
     assert [path.name for path in tmp_path.glob("ddp-elastic-*")] == [alive]

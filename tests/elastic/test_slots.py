@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp.elastic.images import scratch
+from ddp.elastic.images import kept_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +23,10 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slots_of(place: Path) -> Iterator[Any]:
-    made: list[scratch.Slots] = []
+    made: list[kept_images.Slots] = []
 
-    def new(count: int, spared: tuple[str, ...] = (), n_whole: int = 1) -> scratch.Slots:
-        made.append(scratch.Slots([place], 0, count, set(spared), n_whole=n_whole))
+    def new(count: int, spared: tuple[str, ...] = (), n_whole: int = 1) -> kept_images.Slots:
+        made.append(kept_images.Slots([place], 0, count, set(spared), n_whole=n_whole))
         return made[-1]
 
     yield new
@@ -34,7 +34,7 @@ def slots_of(place: Path) -> Iterator[Any]:
         each.remove()
 
 
-def commit(slots: scratch.Slots, text: bytes) -> scratch.Slot:
+def commit(slots: kept_images.Slots, text: bytes) -> kept_images.Slot:
     slot = slots.next(SIZE)
     slot.buffer[: len(text)] = text
     slots.keep(slot)
@@ -138,7 +138,7 @@ def test_the_pages_are_there_when_the_commit_comes(slots_of: Any, place: Path) -
 
 def test_a_small_slot_needs_no_thread(slots_of: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[Any] = []
-    monkeypatch.setattr(scratch.Slots, "_make_in_thread", lambda _slots, numbers: wanted.extend(numbers))
+    monkeypatch.setattr(kept_images.Slots, "_make_in_thread", lambda _slots, numbers: wanted.extend(numbers))
     slots = slots_of(2)
     for _commit in range(2):
         slots.keep(slots.next(1 << 20))
@@ -153,12 +153,12 @@ def test_no_space_is_an_error_of_the_commit_that_needs_it(
     first = slots.next(SIZE)
 
     def full(places: list[Path], name: str, n_bytes: int) -> Any:
-        raise scratch.ScratchError("no space")
+        raise kept_images.ScratchError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(scratch, "new_file", full)
+        patched.setattr(kept_images, "new_file", full)
         slots.keep(first)
-        with pytest.raises(scratch.ScratchError, match="no space"):
+        with pytest.raises(kept_images.ScratchError, match="no space"):
             slots.next(SIZE)
     assert commit(slots, b"two").path.name == "local0.slot1"
 
@@ -169,7 +169,7 @@ def test_where_no_thread_can_be_started_commits_make_their_slots(
     def refuse(_thread: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(scratch.threading.Thread, "start", refuse)
+    monkeypatch.setattr(kept_images.threading.Thread, "start", refuse)
     slots = slots_of(2)
     assert [commit(slots, b"one").path.name for _commit in range(3)] == [
         "local0.slot0",

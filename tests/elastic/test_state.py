@@ -18,7 +18,7 @@ from torch import nn
 
 from ddp import elastic
 from ddp.elastic import generators
-from ddp.elastic.images import scratch
+from ddp.elastic.images import kept_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,8 +185,8 @@ def _head(path: Path) -> str:
 
 def test_the_last_commits_are_not_overwritten_in_whatever_order_others_are(tmp_path: Path) -> None:
     for n_whole, count in ((1, 2), (2, 3), (2, 4)):
-        slots = scratch.Slots([tmp_path / f"slots{n_whole}{count}"], 0, count, n_whole=n_whole)
-        last: list[scratch.Slot] = []
+        slots = kept_images.Slots([tmp_path / f"slots{n_whole}{count}"], 0, count, n_whole=n_whole)
+        last: list[kept_images.Slot] = []
         for number in range(12):
             slot = slots.next(100)
             assert not any(slot is each for each in last[-n_whole:])
@@ -212,12 +212,12 @@ def test_where_the_first_place_has_no_room_the_second_is_taken(
     state_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DDP_SCRATCH", "/proc/nowhere")
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
+    monkeypatch.setattr(kept_images.tempfile, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
     state = state_of(step=1)
     state.resume()
     state.commit()
     assert state_of(step=0).resume().number == 1
-    monkeypatch.setattr(scratch.tempfile, "tempdir", "/proc")  # type: ignore[attr-defined]
+    monkeypatch.setattr(kept_images.tempfile, "tempdir", "/proc")  # type: ignore[attr-defined]
     state = state_of(step=0)
     assert state.resume() is None
     with pytest.raises(elastic.ScratchError, match=r"/dev/shm.*TMPDIR"):
@@ -228,20 +228,20 @@ def test_a_folder_that_others_could_write_to_is_not_used(tmp_path: Path) -> None
     (tmp_path / "x").mkdir()
     (tmp_path / "x").chmod(0o777)
     with pytest.raises(elastic.ScratchError, match=f"{tmp_path}/x"):
-        scratch.make_folder(tmp_path / "x")
+        kept_images.make_folder(tmp_path / "x")
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     with pytest.raises(elastic.ScratchError):
-        scratch.make_folder(tmp_path / "link")
+        kept_images.make_folder(tmp_path / "link")
 
 
 def test_what_dead_jobs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
-    alive = scratch.folders({})[0].name
+    alive = kept_images.folders({})[0].name
     user, space, _owner, started = alive.removeprefix("ddp-elastic-").split("-")
     dead, elsewhere = (f"ddp-elastic-{user}-{where}-999999999-{started}" for where in (space, "1"))
     for name in (alive, dead, elsewhere, "other"):
         (tmp_path / name).mkdir()
-    scratch.sweep([tmp_path / "ours"])
+    kept_images.sweep([tmp_path / "ours"])
     assert {path.name for path in tmp_path.iterdir()} >= {alive, elsewhere, "other"}
     assert not (tmp_path / dead).exists()
 

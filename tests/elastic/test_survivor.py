@@ -13,7 +13,7 @@ from torch import nn
 
 from ddp import elastic
 from ddp.elastic import keeper, survivor
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 from ddp.groups import reform
 from ddp.telemetry import guard as guards
 from ddp.telemetry.guard import Continue
@@ -93,9 +93,9 @@ def forms_with(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -
 def commits_in_memory() -> list[tuple[int, bool]]:
     """The numbers of the commits that can be read, and whether a survivor wrote them."""
     found = []
-    for path in scratch.slots_in(scratch.folders(os.environ)):
+    for path in kept_images.slots_in(kept_images.folders(os.environ)):
         try:
-            head = image.Image(memoryview(scratch.map_for_reading(path))).head
+            head = image.Image(memoryview(kept_images.map_for_reading(path))).head
         except image.DamagedImage:
             continue
         found.append((head.number, head.live))

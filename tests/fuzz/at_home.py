@@ -17,7 +17,7 @@ from serve_settings import parse_serve
 from ddp.telemetry import contracts
 from ddp_launch_wings.submit import command
 from launcher.failure import crash_text
-from launcher.failure.facts import read_error_record
+from launcher.failure.rank_facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
 from launcher.health import dumps, page, ras_report, stack_text
 from launcher.health.exposition import Running

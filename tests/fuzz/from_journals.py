@@ -16,7 +16,7 @@ from rendezvous.values.events import (
     RankFailed,
     StoreOpened,
 )
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 from rendezvous.values.types import (
     AgentId,
     Cause,

@@ -17,7 +17,7 @@ from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
 from rendezvous.machine import step
 from rendezvous.rounds import snapshot
 from rendezvous.rounds.admission import join_problem, reported_state_problem
-from rendezvous.rounds.journal import lines
+from rendezvous.rounds.event_log import lines
 from rendezvous.rounds.sealing import fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import summary_of, view_of
@@ -47,9 +47,9 @@ from rendezvous.values.events import (
     Tell,
     Waiting,
 )
+from rendezvous.values.job_state import JobState
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
-from rendezvous.values.state import JobState
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import (
     AgentId,

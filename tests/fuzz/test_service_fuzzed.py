@@ -15,7 +15,7 @@ from fuzz import mutated
 from served import LOST_ANSWER, Service, agents, serving, soon
 
 from rendezvous.client.channel import open_channel
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.events import Ended, RanksFinished
 from rendezvous.values.types import JobSpec

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp import elastic
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ pytestmark = [
 
 def newest(place: Path) -> tuple[int, dict[str, torch.Tensor]]:
     found: list[tuple[int, dict[str, torch.Tensor]]] = []
-    for path in scratch.slots_in([place]):
-        each = image.Image(memoryview(scratch.map_for_reading(path)))
+    for path in kept_images.slots_in([place]):
+        each = image.Image(memoryview(kept_images.map_for_reading(path)))
         tensors = {leaf.path: each.tensor(number) for number, leaf in enumerate(each.layout.leaves)}
         found.append(
             (each.head.number, {name: tensor for name, tensor in tensors.items() if tensor is not None})

@@ -42,7 +42,7 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.mark.nightly(
-    instead=("matrix/test_matrix.py", "shell/test_two_nodes_meet.py::test_two_agents_form_one_world")
+    instead=("matrix/test_matrix.py", "shell/test_two_nodes_join.py::test_two_agents_form_one_world")
 )
 def test_two_nodes_restart_through_a_service_with_other_packages(
     launch: Launch, endpoint: str, tmp_path: Path

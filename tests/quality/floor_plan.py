@@ -56,14 +56,14 @@ CORE = {
         ),
         *within(
             "rounds",
-            "admission hang_examination healing journal orders policy sealing snapshot stopping view",
+            "admission hang_examination healing event_log orders policy sealing snapshot stopping view",
         ),
         *within("replay", "hiding player records what_if"),
         *within("service", "waiting_jobs"),
         *within(
             "values",
-            "cause_json cause_text durations error_codes events frozen_map late_dataclass outcome_codes questions "
-            "rank_report rank_time rank_view rows state straggler_state text_limits types version wire_names",
+            "cause_json cause_text durations error_codes events frozen_map job_state late_dataclass outcome_codes "
+            "questions rank_report rank_time rank_view rows straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
@@ -185,10 +185,10 @@ ROOMS = {
         ),
         "about": {"preflight", "template"},
         "manual": {"settings"},
-        "completion": {"manual", "settings"},
+        "option_completion": {"manual", "settings"},
         "cli": {
             "about",
-            "completion",
+            "option_completion",
             "ending_file",
             "hosts",
             "machine",
@@ -314,7 +314,7 @@ MAY_IMPORT_TORCH = {
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
-        *("warm", "plain", "loop", "store", "hook", "script_start"),
+        *("warm", "plain_zygote", "loop", "store", "hook", "script_start"),
         *("learning", "late_variables", "pooled", "freshness", "forking"),
     )
 }

@@ -62,7 +62,11 @@ def test_core_is_pure(module):
 
 
 def test_torch_is_not_loaded_by_any_module_of_the_launcher_or_the_rendezvous():
-    run_at_import = {"launcher.__main__", "launcher.template.plain", "launcher.template.hook.sitecustomize"}
+    run_at_import = {
+        "launcher.__main__",
+        "launcher.template.plain_zygote",
+        "launcher.template.hook.sitecustomize",
+    }
     ours = [n for n in NAMES if n.startswith(("launcher", "rendezvous"))]
     names = [name for name in ours if name not in run_at_import]
     program = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\n"

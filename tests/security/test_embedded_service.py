@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from authority import Authority
-from knocking import ddp_launch, ddpctl, made
 from ports import free_port
+from strangers import ddp_launch, ddpctl, made
 
 from rendezvous.access.secret import SecretUnusable, make, parse, read, write_new
 

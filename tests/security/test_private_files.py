@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from knocking import made
 from launched import SOON_S
 from served import Service
+from strangers import made
 
 from ddp.groups import segment
 

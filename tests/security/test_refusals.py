@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from authority import Authority
-from knocking import NOT_ALLOWED, Watched, ddp_launch, ddpctl, made, token
 from served import agents, join_bytes, soon
+from strangers import NOT_ALLOWED, Watched, ddp_launch, ddpctl, made, token
 
 from rendezvous.client.channel import open_channel
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.values.events import Refused, Waiting
 from rendezvous.values.types import JobSpec
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 from launched import hail
 
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, Assigned, StoreAt, StoreOpened
 from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts, StoreAddress

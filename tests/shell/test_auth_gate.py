@@ -18,7 +18,7 @@ from served import LOST_ANSWER, Service, agents, join_bytes, serving, soon
 
 from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.client.channel import open_channel
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.codec import answer_message
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.events import Refused, Waiting

@@ -13,7 +13,7 @@ import pytest
 from served import Agent, Service, agents, serving, soon
 
 from rendezvous.client import session_rules
-from rendezvous.client.options import ClientOptions, OptionsUnusable, client_options
+from rendezvous.client.credential_files import ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import connect
 from rendezvous.client.session_rules import PATIENCE_S, patience
 from rendezvous.service import server

@@ -15,7 +15,7 @@ from rendezvous.service.jobs import Job
 from rendezvous.session_replay import Redirect
 from rendezvous.store.open import open_store
 from rendezvous.values.events import AgentJoined, RankFailed, StoreOpened
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 from rendezvous.values.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:

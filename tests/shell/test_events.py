@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from launched import eventually
 
-from launcher.notify.announcer import Subscribers
+from launcher.notify.notifier import Subscribers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(
 ) -> None:
     child = tmp_path / "child"
     for limit_s in (0.5, 10.0, 60.0):  # a shell of a busy machine may not get so far as to start a child
-        monkeypatch.setattr("launcher.notify.announcer._COMMAND_S", limit_s)
+        monkeypatch.setattr("launcher.notify.notifier._COMMAND_S", limit_s)
         said: list[str] = []
         subscribers = Subscribers(
             f"sleep 1000 & echo $! > {child}.part; mv {child}.part {child}; wait", said.append

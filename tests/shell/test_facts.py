@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.failure.facts import OomWatch, oom_victim, read_error_record, write_outcome
+from launcher.failure.rank_facts import OomWatch, oom_victim, read_error_record, write_outcome
 from launcher.failure.verdict import ErrorRecord
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ TESTS = (
     "tests/wings/etcd/test_etcd_owners.py",
     "tests/shell/test_scratchpad.py",
     "tests/shell/test_service.py",
-    "tests/shell/test_two_nodes_meet.py",
+    "tests/shell/test_two_nodes_join.py",
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 from served import soon
 
 from rendezvous.client.channel import probe_tls
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 
 
 @pytest.mark.parametrize(

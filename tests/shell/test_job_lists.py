@@ -16,7 +16,7 @@ from rendezvous.service import jobs as jobs_module
 from rendezvous.service.agent_stream import LimitReached, ServiceLimits
 from rendezvous.service.jobs import Jobs
 from rendezvous.store.open import open_store
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import JobSpec, Outcome
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from launched import eventually
 from ports import free_port
 from served import SOON_S, serving, soon
 
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp, StoreAddress

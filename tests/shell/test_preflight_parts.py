@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from launcher import daemon_threads
-from launcher.preflight import facts, host, network_check, versions
+from launcher.preflight import facts, host, installed, network_check
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset
 from rendezvous.service.server import SERVING
 from rendezvous.values.wire_names import TIME_METADATA
@@ -121,9 +121,9 @@ def test_versions_are_read_without_importing_anything(
         },
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = versions.versions()
+    found = installed.versions()
     assert (found.torch, found.cuda, found.nccl) == ("2.9.1+cu128", "12.8", "2.27.5")
-    assert versions.versions("/usr/bin/env").torch == ""  # another Python, of which nothing is known
+    assert installed.versions("/usr/bin/env").torch == ""  # another Python, of which nothing is known
 
 
 def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:

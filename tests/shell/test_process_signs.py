@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from launcher.health.watch import signs_of, tcp_bytes
+from launcher.health.hang_watch import signs_of, tcp_bytes
 
 
 @pytest.mark.parametrize(("family", "here"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

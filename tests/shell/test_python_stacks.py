@@ -14,7 +14,9 @@ from launcher.health.stacks import python_stacks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LISTENS = "import ctypes, os, threading, time\nfrom launcher.template import stacks\nstacks.listen()\n"
+LISTENS = (
+    "import ctypes, os, threading, time\nfrom launcher.template import stack_signal\nstack_signal.listen()\n"
+)
 BUSY = (
     LISTENS
     + """

@@ -13,7 +13,7 @@ from served import Cable, agents, serving, soon
 
 from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.client.channel import metadata, open_channel
-from rendezvous.client.options import ClientOptions, current_token
+from rendezvous.client.credential_files import ClientOptions, current_token
 from rendezvous.values.events import Refused
 from rendezvous.values.types import JobSpec
 

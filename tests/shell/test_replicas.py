@@ -23,7 +23,7 @@ from launched import eventually
 from ports import free_port, free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.control.service import Service as Operations
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.store.open import open_store

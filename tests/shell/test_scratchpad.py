@@ -8,7 +8,7 @@ import grpc
 from served import agents, soon
 
 from rendezvous.client.channel import open_channel
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.agent_stream import ServiceLimits
 from rendezvous.service.server import Server, ServerOptions

@@ -18,7 +18,7 @@ from ports import free_port
 from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client.channel import open_channel
-from rendezvous.client.options import ClientOptions
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.control.ctl import main as ctl
 from rendezvous.control.service import Service as Operations

@@ -18,7 +18,7 @@ from rendezvous.service.jobs import Jobs
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
 from rendezvous.values.events import AgentJoined
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Outcome
 
 if TYPE_CHECKING:

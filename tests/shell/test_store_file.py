@@ -20,7 +20,7 @@ import pytest
 from rendezvous.store.file import open_file_store
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Conflict, StoreError
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim_violation import require
 
 from rendezvous.values.events import AgentStopped, Assigned, HealReady, ReloadOrdered, RestartOrdered, Tell
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import Decision, DecisionKind, FailureClass, PolicyAction, Recover, SourceChange
 
 if TYPE_CHECKING:

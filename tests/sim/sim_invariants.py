@@ -20,7 +20,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import DecisionKind, ScaleUp, World
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rendezvous.values.events import (
     StoreAt,
     StoreOpened,
 )
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -18,7 +18,7 @@ from sim_world import SimWorld
 
 from launcher.exchange import CheckpointSignal, StopRequested
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 from rendezvous.values.types import (
     FailureClass,
     JobSpec,

@@ -12,7 +12,7 @@ from rendezvous.replay.what_if import machine
 from rendezvous.service.owner import OwnedJob, Transition
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 
 if TYPE_CHECKING:
     from sim_network import Connection

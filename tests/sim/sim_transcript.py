@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.exchange import Action, AgentEvent, Supervision
     from rendezvous.service.owner import Transition
     from rendezvous.values.events import Event
-    from rendezvous.values.state import JobState
+    from rendezvous.values.job_state import JobState
 
 
 class Transcript:

@@ -26,7 +26,7 @@ from rendezvous.values.events import (
     ReloadOrdered,
     RestartOrdered,
 )
-from rendezvous.values.state import Phase
+from rendezvous.values.job_state import Phase
 
 if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, JobSpec

@@ -25,7 +25,7 @@ from rendezvous.values.events import (
     StoreOpened,
 )
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import (
     AgentId,
     Cause,

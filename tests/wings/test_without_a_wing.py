@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 MODULES = [module.name for module in tidy.modules() if module.package != plan.WINGS]
 # They run something when they are imported, or belong to another program.
-RUN_AT_IMPORT = {"launcher.__main__", "launcher.template.plain", "launcher.template.hook.sitecustomize"}
+RUN_AT_IMPORT = {
+    "launcher.__main__",
+    "launcher.template.plain_zygote",
+    "launcher.template.hook.sitecustomize",
+}
 RUN_AT_IMPORT |= {"ddp.elastic.__main__"}
 COMMANDS = ("ddp_launch", "ddpctl", "ddp_rendezvous")
 _S = 120

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from ddp.elastic import commits
-from ddp.elastic.images import scratch
+from ddp.elastic.images import kept_images
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class LocalFolder:
         return found
 
     def read(self, file: str) -> memoryview:
-        mapped = scratch.map_for_reading(self._path / file)
+        mapped = kept_images.map_for_reading(self._path / file)
         _load(mapped)
         return memoryview(mapped)
 

@@ -28,7 +28,7 @@ from ddp.telemetry.coded import CodedError
 if TYPE_CHECKING:
     from ddp.elastic.files.dcp import Names
     from ddp.elastic.files.folders import Folder
-    from ddp.elastic.images.scratch import Slot
+    from ddp.elastic.images.kept_images import Slot
 
 log = logging.getLogger("ddp.elastic")
 _AT_EXIT_S = 60.0  # the time that an object store has to take the last commit before the process ends

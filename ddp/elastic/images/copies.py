@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.elastic.images import leaves, scratch
+from ddp.elastic.images import kept_images, leaves
 from ddp.groups import core_loading
 from ddp.telemetry import torch_api
 
@@ -165,5 +165,5 @@ def _new(tensor: torch.Tensor) -> torch.Tensor:
     mine = leaves.local(tensor)
     made = torch.empty_like(mine)
     if made.device.type == "cpu" and made.nbytes >= _MANY_PAGES:
-        scratch.ask_for_large_pages(made.data_ptr(), made.nbytes)
+        kept_images.ask_for_large_pages(made.data_ptr(), made.nbytes)
     return leaves.with_sharding(made, tensor)

@@ -24,7 +24,7 @@ from ddp.elastic.contents import Contents
 from ddp.elastic.files import folders
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.files.writer import Writer
-from ddp.elastic.images import scratch
+from ddp.elastic.images import kept_images
 from ddp.elastic.keeper import Keeper, Signature
 
 RECORDER = ctypes.CDLL(None)
@@ -64,7 +64,7 @@ def two_ranks(there):
         role = commits.CommitRole(rank, rank, 2, keeps_replicas=rank == 0, writes_disk=True)
         writer = Writer(open_folder(there), 1, rank == 0, "lineage", commits.CommitName(0, ""))
         signature = Signature("lineage", role, rank, 2, contents.fingerprint())
-        keepers.append(Keeper(scratch.Slots([place], rank, 3), writer, signature))
+        keepers.append(Keeper(kept_images.Slots([place], rank, 3), writer, signature))
     for number in range(1, 2 * STEPS):
         for name in ("x", "y"):
             contents.fields[name].fill_(number)

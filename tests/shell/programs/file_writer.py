@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 
 from rendezvous.store.file import open_file_store
-from rendezvous.values.state import JobState, Member
+from rendezvous.values.job_state import JobState, Member
 from rendezvous.values.types import AgentId, NodeFacts
 
 

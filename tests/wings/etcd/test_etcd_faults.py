@@ -18,7 +18,7 @@ from ddp_launch_wings.etcd.store import PASSWORD_VARIABLE
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import StoreError
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

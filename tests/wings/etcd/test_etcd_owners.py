@@ -20,7 +20,7 @@ from ddp_launch_wings.etcd.store import EtcdStore
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Conflict, OwnershipLost
-from rendezvous.values.state import JobState
+from rendezvous.values.job_state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp.elastic.commits import ReadableImage
-from ddp.elastic.images import image, scratch
+from ddp.elastic.images import image, kept_images
 from ddp.elastic.resume import LocalImages
 from ddp_launch_wings.redundancy import parity, protection
 from ddp_launch_wings.redundancy.parity import ParityStore
@@ -45,7 +45,7 @@ class Rank:
     number: int
     size: int
     place: Path
-    slots: scratch.Slots
+    slots: kept_images.Slots
     protector: Protector
     images: dict[int, bytes] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[int, Code], Ranks]]:
         ports = [(each.port.address, each.port.number, each.port.secret) for each in servers]
         for number, server in enumerate(servers):
             place = folder / f"node{number}"
-            slots = scratch.Slots([place], 0, 4)
+            slots = kept_images.Slots([place], 0, 4)
             links = Links(number, server, ports)
             protector = Protector(links, stripes, slots, ParityStore([place], LINEAGE), LINEAGE)
             ranks.append(Rank(number, size, place, slots, protector))
@@ -130,8 +130,8 @@ def resume(ranks: Ranks) -> list[LocalImages]:
     def one(rank: Rank) -> LocalImages:
         team: Any = Team(rank.number, size, barrier, values)
         local = LocalImages({}, {}, [], None)
-        for path in scratch.slots_in([rank.place]):
-            found = image.Image(memoryview(scratch.map_for_reading(path)))
+        for path in kept_images.slots_in([rank.place]):
+            found = image.Image(memoryview(kept_images.map_for_reading(path)))
             key = f"{path}#{found.index_sum}"
             local.images[key], local.paths[key] = found, str(path)
             at = (found.commit, found.head.part, size, found.head.rank, size)
@@ -276,14 +276,14 @@ def test_no_space_is_reported_and_tried_again(
     monkeypatch.setattr(protection, "_LONGEST_PAUSE_S", 0.02)
     is_full = threading.Event()
     is_full.set()
-    real = scratch.new_file
+    real = kept_images.new_file
 
     def new_file(places: list[Path], name: str, n_bytes: int) -> Any:
         if name.startswith("parity") and is_full.is_set():
-            raise scratch.ScratchError("no space for a commit of 1 MiB in /full")
+            raise kept_images.ScratchError("no space for a commit of 1 MiB in /full")
         return real(places, name, n_bytes)
 
-    monkeypatch.setattr(scratch, "new_file", new_file)
+    monkeypatch.setattr(kept_images, "new_file", new_file)
     ranks = start(3, Code(2, 1))
     ranks.commit(1)
     words = "commit 1 is not protected against the loss of a node: rank 0: no space"
@@ -383,9 +383,9 @@ def test_parity_of_another_generation_stays_until_a_commit_is_protected(tmp_path
     for lineage in ("old", "new"):
         store = ParityStore(places, lineage)
         store.open((0, 0), 4, 3, 64)
-        assert len(list(scratch.parities_in(places))) == {"old": 1, "new": 2}[lineage]
+        assert len(list(kept_images.parities_in(places))) == {"old": 1, "new": 2}[lineage]
     store.keep_only(4)
-    assert [path.name for path in scratch.parities_in(places)] == ["parity-new-0-0-0"]
+    assert [path.name for path in kept_images.parities_in(places)] == ["parity-new-0-0-0"]
     with pytest.raises(OSError, match="was not begun"):
         store.data((0, 0), 5, 0, 8, 3)
     with pytest.raises(OSError, match="ends before"):

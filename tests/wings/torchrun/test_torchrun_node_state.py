@@ -19,7 +19,7 @@ from ddp_launch_wings.torchrun.backend import (
 )
 from rendezvous.machine import step
 from rendezvous.values.events import AgentJoined, AgentLost, Refused, StoreOpened, Tell
-from rendezvous.values.state import JobState, Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.types import (
     AgentId,
     Assignment,

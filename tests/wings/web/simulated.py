@@ -17,8 +17,9 @@ from rendezvous.access.auth import Gate
 from rendezvous.codec import answer_message, encode, wanted_in
 from rendezvous.diagnosing import stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.journal import LoggedEvent
+from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
+from rendezvous.values.job_state import Phase
 from rendezvous.values.questions import (
     GpuSeen,
     LogPiece,
@@ -39,7 +40,6 @@ from rendezvous.values.questions import (
 )
 from rendezvous.values.rank_time import JobTime, RankTime, TimeSpent
 from rendezvous.values.rank_view import RankPhase
-from rendezvous.values.state import Phase
 from rendezvous.values.straggler_state import Slowness
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
 

@@ -15,8 +15,8 @@ from rendezvous.values.events import (
     NodeHealth,
     PhaseTimesReported,
 )
+from rendezvous.values.job_state import Phase, world_nodes
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.state import Phase, world_nodes
 from rendezvous.values.text_limits import Sentence  # noqa: TC001 - the codec reads it
 from rendezvous.values.types import FailureClass
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rendezvous.values.events import Event
-    from rendezvous.values.state import JobState
+    from rendezvous.values.job_state import JobState
     from rendezvous.values.types import Decision
 
 
