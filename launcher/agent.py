@@ -21,6 +21,7 @@ from launcher.exchange import (
     AbortGroups,
     Action,
     AgentPhase,
+    AgentStep,
     AskCheckpoint,
     ChangeSources,
     CheckpointSignal,
@@ -54,7 +55,7 @@ from launcher.stop_requests import ParentSignals, unless_stopped
 from launcher.supervision import TRY_AGAIN
 from launcher.template import messages
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Learned, Ready, Report
-from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, open_journal
+from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, observers_of
 from rendezvous.signals import SignalWatch
 from rendezvous.values.cause_text import signal_name
 from rendezvous.values.events import AgentStopped, Refused
@@ -157,19 +158,14 @@ class Agent:
         await self._parts.connection.leave()
 
     async def _consume(self) -> Finish:
-        record = open_journal(self._shell, self._parts.connection, self._state)
+        observers = observers_of(self._shell, self._parts, self._state)
         while True:
             event = await self._events.get()
             before = self._state
             self._state, actions = supervision.step(before, event)
-            record(event, actions, self._state)
-            self._parts.time.update(event, before, self._state)
-            self._shell.announcer.update(event, before, self._state, actions)
-            self._shell.status.update(self._state, event)
-            self._shell.user_messages.report(event, self._state, before.phase)
-            self._parts.restarts.take(event)
-            if not self._shell.status.is_seen:
-                self._shell.waiting_messages.update(event)
+            step = AgentStep(event, before, self._state, actions)
+            for observer in observers:
+                observer.observe(step)
             for action in actions:
                 if isinstance(action, Finish):
                     return action
@@ -243,10 +239,9 @@ class Agent:
                 self._zygotes.zygote.signal(signal.SIGKILL, (move.local_rank,))
         for rank_ended in self._ranks.start(self._zygotes.zygote, assignment, store, kept):
             self._events.put_nowait(rank_ended)
-        self._parts.hangs.begin(assignment.generation)
-        self._parts.node.ranks_started(assignment.generation)
-        self._parts.time.ranks_started()
-        self._parts.stops.begin(assignment.generation)
+        for watcher in self._parts.watchers:
+            watcher.begin(assignment.generation)
+        self._parts.node.ranks_started()
 
     def _completed(self, message: FromAgent) -> FromAgent:
         if not isinstance(message, AgentStopped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 # At run time, not for the checker only: journals are written and read by these annotations.
 from rendezvous.values.error_codes import Code  # noqa: TC001
@@ -425,3 +426,18 @@ class Supervision:
 
 
 Step = tuple[Supervision, tuple[Action, ...]]
+
+
+class AgentStep(NamedTuple):
+    """What the state machine of the agent has made of an event."""
+
+    event: AgentEvent
+    before: Supervision
+    after: Supervision
+    actions: tuple[Action, ...]
+
+
+class Observer(Protocol):
+    """Sees each step of the agent, before its actions are carried out, and decides nothing."""
+
+    def observe(self, step: AgentStep) -> None: ...

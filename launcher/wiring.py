@@ -37,7 +37,7 @@ from launcher.failure.symptoms import is_consequence
 from launcher.health import page
 from launcher.health.communication import CommunicationWatch
 from launcher.health.hang_watch import HangWatch
-from launcher.health.node_watch import NodeWatch
+from launcher.health.node_watch import NodeWatch, PhaseTimesWatch
 from launcher.health.stall_detection import excused
 from launcher.health.stop_watch import StopWatch
 from launcher.health.time_watch import TimeWatch
@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.answers.restart_clock import RestartClock
-    from launcher.exchange import Action, Finish, Supervision
+    from launcher.exchange import AgentStep, Finish, Observer, Supervision
+    from launcher.health.watcher import Watcher
     from launcher.joining.connect import ServiceConnection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
@@ -74,8 +75,6 @@ if TYPE_CHECKING:
     from rendezvous.replay.records import Machine
     from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Assignment, Decision, StoreAddress
-
-    Recorder = Callable[[AgentEvent, tuple[Action, ...], Supervision], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +129,24 @@ def _journals(folder: LogFolder, limit: int, logs: LogPump) -> Journals | None:
     return Journals(folder.path, limit, complain) if limit else None
 
 
-def open_journal(shell: Shell, connection: ServiceConnection, state: Supervision) -> Recorder:
-    """Return the function that gets each step of the agent's state machine, which begins with this state."""
-    if shell.journals is None:
-        return lambda _event, _actions, _after: None
-    now = asyncio.get_running_loop().time
-    journal = shell.journals.open(f"journal_agent_{connection.agent.node}", _agent_machine)
-    journal.started(state, now())
-    return lambda event, actions, after: journal.took(event, now(), actions, after)
+class JournalObserver:
+    """Writes each step of the agent's state machine, which begins with this state."""
+
+    def __init__(self, journals: Journals, node: str, state: Supervision) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._journal = journals.open(f"journal_agent_{node}", _agent_machine)
+        self._journal.started(state, self._now())
+
+    def observe(self, step: AgentStep) -> None:
+        self._journal.took(step.event, self._now(), step.actions, step.after)
+
+
+def observers_of(shell: Shell, parts: Parts, state: Supervision) -> tuple[Observer, ...]:
+    """All that see the steps of the agent, in this order."""
+    node = parts.connection.agent.node
+    journal = () if shell.journals is None else (JournalObserver(shell.journals, node, state),)
+    messages = (shell.user_messages, *(() if shell.status.is_seen else (shell.waiting_messages,)))
+    return (*journal, parts.time, shell.announcer, shell.status, *messages, parts.restarts)
 
 
 async def leave_and_close(shell: Shell, finish: Finish, leave: Callable[[], Awaitable[None]] | None) -> None:
@@ -179,13 +188,12 @@ class Parts:
     time: TimeWatch
     restarts: RestartWatch
     editions: Editions
-    stops: StopWatch
+    watchers: tuple[Watcher, ...]  # of the ranks of a generation
 
     async def end(self) -> None:
         self.isolation.close()
-        self.hangs.end()
-        self.time.end()
-        self.stops.end()
+        for watcher in self.watchers:
+            watcher.end()
         self.communication.end()
         await self.node.end()
         self.question.withdraw()
@@ -236,6 +244,10 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
     editions, traces = Editions(spec, scratch), Traces(ranks, communication)
     desk = Desk(ranks, node, shell.logs.files, requester, traces, editions, shell.boundary)
     connection.session.answer_with(desk.answer)
+    time, stops = _time_watch(shell, connection, ranks, node), _stop_watch(shell, ranks)
+    phases = PhaseTimesWatch(
+        *(spec.job.stragglers, ranks.pages, connection.session.send, lambda: node.state_now, shell.boundary)
+    )
     return Parts(
         connection,
         AgentJoined(connection.agent, spec.job, facts),
@@ -247,10 +259,10 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         BackgroundTasks(shell.boundary, ranks, communication, hangs, report),
         node,
         desk,
-        _time_watch(shell, connection, ranks, node),
+        time,
         _restart_watch(shell, connection, ranks, node),
         editions,
-        _stop_watch(shell, ranks),
+        (hangs, phases, time, stops),
     )
 
 
@@ -463,7 +475,8 @@ class StatusLine:
             self._show()
             await asyncio.sleep(1.0)
 
-    def update(self, state: Supervision, event: AgentEvent) -> None:
+    def observe(self, step: AgentStep) -> None:
+        event, state = step.event, step.after
         match event:
             case Waiting(reason, present, wanted):
                 self._text = f"{reason} ({present} of {wanted} nodes)"
@@ -489,8 +502,8 @@ class WaitingMessages:
         self._what = ""
         self._next: asyncio.TimerHandle | None = None
 
-    def update(self, event: AgentEvent) -> None:
-        match event:
+    def observe(self, step: AgentStep) -> None:
+        match step.event:
             case Waiting(reason, present, wanted, stands_by=False):
                 self._what = f"{reason} ({present} of {wanted} nodes have joined)"
                 if self._next is None:
@@ -565,8 +578,8 @@ class UserMessages:
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
 
-    def report(self, event: AgentEvent, state: Supervision, before: AgentPhase) -> None:
-        """`state` is the state after the event, `before` the phase before it."""
+    def observe(self, step: AgentStep) -> None:
+        event, state, before = step.event, step.after, step.before.phase
         match event:
             case Stop(_, decision) if before is AgentPhase.RUNNING and decision.kind is not DecisionKind.FAIL:
                 self._report_stop(decision)

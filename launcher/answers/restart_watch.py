@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import AgentEvent
+    from launcher.exchange import AgentEvent, AgentStep
     from launcher.health.communication import CommunicationWatch
     from launcher.health.pages import Pages
     from launcher.ranks.worker import Workers
@@ -44,9 +44,8 @@ class RestartWatch:
         self._told_steps = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, event: AgentEvent) -> None:
-        """An event of the agent."""
-        self._boundary.called("measuring a restart", lambda: self._take(event), None)
+    def observe(self, step: AgentStep) -> None:
+        self._boundary.called("measuring a restart", lambda: self._take(step.event), None)
 
     def _take(self, event: AgentEvent) -> None:
         now = self._loop.time()

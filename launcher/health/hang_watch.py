@@ -5,7 +5,6 @@ launcher/health/stall_detection.py defines that.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health import stall_detection
 from launcher.health.stall_detection import WINDOW_S, Signs, Watch
+from launcher.health.watcher import Watcher
 from launcher.settings.spec import ASLEEP_S
 from launcher.template import tree
 from launcher.template.tree import process_stat
@@ -33,11 +33,13 @@ _AGAIN_IF_IDLE_S = ASLEEP_S / 20  # so late may a verdict be
 _LOOKS_PER_LIMIT = 4
 
 
-class HangWatch:
+class HangWatch(Watcher):
     """`processes`: by rank. `output`: a number that changes with each output of a rank. `say`: tells the user.
 
     `store_port`: libraries poll the store of the ranks, also when nothing happens.
     """
+
+    what = "looking for hangs"
 
     def __init__(
         self,
@@ -51,28 +53,20 @@ class HangWatch:
         boundary: ErrorBoundary,
     ) -> None:
         self._budgets, self._views, self._processes, self._output = budgets, views, processes, output
-        self._store_port, self._report, self._say, self._boundary = store_port, report, say, boundary
-        self._loop = asyncio.get_running_loop()
+        self._store_port, self._report, self._say = store_port, report, say
+        super().__init__(boundary)
         self._watch = Watch(self._loop.time())
-        self._timer: asyncio.TimerHandle | None = None
-        self._generation = -1
         self._reported_at = float("-inf")
         self._early: frozenset[tuple[int, int, int]] = frozenset()
         self._has_warned = False
 
     def begin(self, generation: int) -> None:
-        """Start to watch: the ranks of this generation run."""
-        self.end()
-        self._generation = generation
         self._watch = Watch(self._loop.time())
         self._reported_at = float("-inf")
-        if self._budgets.enabled:
-            self._later()
+        super().begin(generation)
 
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def pause_s(self) -> float:
+        return self._budgets.period_s if self._budgets.enabled else 0.0
 
     def contact(self, held: bool) -> None:
         """Report a stall again: the service did not receive the reports while it was unreachable."""
@@ -100,11 +94,7 @@ class HangWatch:
             if view.rank in processes
         }
 
-    def _later(self) -> None:
-        self._timer = self._loop.call_later(self._budgets.period_s, self._look)
-
-    def _look(self) -> None:
-        self._later()
+    def look(self) -> None:
         ranks = self._boundary.called("reading the state of the ranks", self.reports, ())
         is_overdue = stall_detection.is_overdue(ranks)
         again_s = _AGAIN_S if is_overdue else _AGAIN_IF_IDLE_S

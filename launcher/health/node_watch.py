@@ -27,6 +27,7 @@ from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Disk, HealthState, MemoryUse, Nic, NodeReading, Throttling
 from launcher.health.page import phase_times
+from launcher.health.watcher import Watcher
 from launcher.machine import nvml as nvml_calls
 from launcher.machine.gpu_reading import read
 from launcher.machine.gpu_state import GpuName, visible_indexes
@@ -57,10 +58,34 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_time import RankTime
+    from rendezvous.values.types import StragglerRule
 
 
 _SAMPLE_S = 5.0
 _UNFIT_CHARS = 1000
+
+
+class PhaseTimesWatch(Watcher):
+    what = "reporting the phase times of the ranks"
+
+    def __init__(
+        self,
+        stragglers: StragglerRule,
+        pages: Pages,
+        send: Callable[[FromAgent], None],
+        state: Callable[[], Supervision],
+        boundary: ErrorBoundary,
+    ) -> None:
+        super().__init__(boundary)
+        self._stragglers, self._pages, self._send, self._state = stragglers, pages, send, state
+
+    def pause_s(self) -> float:
+        return 0.0 if self._stragglers.policy is StragglerPolicy.OFF else self._stragglers.window_s
+
+    def look(self) -> None:
+        now = self._state()
+        if now.phase is not AgentPhase.DONE and now.generation == self._generation:
+            self._send(PhaseTimesReported(now.agent, now.generation, phase_times(self._pages.views())))
 
 
 class NodeWatch:
@@ -90,7 +115,6 @@ class NodeWatch:
         self._scratch = scratch
         self._rank_timers: RankTimers | None = None
         self._expired: dict[int, str] = {}  # by rank: the message of its expired timer
-        self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self, state: Callable[[], Supervision]) -> None:
         """Start to watch: the agent has joined."""
@@ -119,8 +143,6 @@ class NodeWatch:
         self._poll.close()
         if self._rank_timers is not None:
             self._rank_timers.close()
-        if self._timer is not None:
-            self._timer.cancel()
         if self._web is not None:
             await self._web.close()
 
@@ -143,7 +165,7 @@ class NodeWatch:
         self._health, news = node_health.evaluate(before, reading)
         self._sampler.pause_s = node_health.next_sample_s(self._health, _SAMPLE_S)
         for text in news:
-            self._say_to_user(f"{self._state_now.agent.node}: {text}")
+            self._say_to_user(f"{self.state_now.agent.node}: {text}")
             self._send(self._health_news(text))
             self.on_news(text)
         if not news and self._health.texts != before.texts:  # an event is no longer in the list
@@ -151,7 +173,7 @@ class NodeWatch:
 
     def _health_news(self, news: str) -> NodeHealth:
         unfit = self._health.unfit[:_UNFIT_CHARS]
-        return NodeHealth(self._state_now.agent, news, self._health.texts, unfit)
+        return NodeHealth(self.state_now.agent, news, self._health.texts, unfit)
 
     def with_node_problems(self, ended: RankEnded) -> RankEnded:
         """Add the problems of the node before the failure to the hint."""
@@ -183,45 +205,28 @@ class NodeWatch:
             self._expired[rank] = timer.in_words
         self._say_to_user(f"{f'process {timer.pid}' if rank is None else f'rank {rank}'}: {timer.in_words}")
 
-    def ranks_started(self, generation: int) -> None:
+    def ranks_started(self) -> None:
         self._expired.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._spec.job.stragglers.policy is not StragglerPolicy.OFF:
-            self._report_phase_times(generation, begun=True)
         if texts := self._health.texts:  # the service discards the health of a node that leaves
             self._send(self._health_news("; ".join(texts)))
-
-    def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
-        if self._state_now.phase is AgentPhase.DONE or (
-            not begun and self._state_now.generation != generation
-        ):
-            return
-        if not begun:
-            ranks = self._boundary.called(
-                "reading the phase times of the ranks", lambda: phase_times(self._pages.views()), ()
-            )
-            self._send(PhaseTimesReported(self._state_now.agent, generation, ranks))
-        window_s = self._spec.job.stragglers.window_s
-        self._timer = self._loop.call_later(window_s, self._report_phase_times, generation)
 
     # --- HTTP ------------------------------------------------------------------------------
 
     @property
-    def _state_now(self) -> Supervision:
+    def state_now(self) -> Supervision:
         assert self._state is not None, "begin() must be called first"
         return self._state()
 
     def _is_ready(self) -> bool:
-        return self._state_now.phase is AgentPhase.RUNNING and bool(self._state_now.live)
+        return self.state_now.phase is AgentPhase.RUNNING and bool(self.state_now.live)
 
     def _is_alive(self) -> bool:
-        return self._state_now.phase is not AgentPhase.RUNNING or not stall_detection.is_overdue(
+        return self.state_now.phase is not AgentPhase.RUNNING or not stall_detection.is_overdue(
             self._hangs.reports()
         )
 
     def _metrics(self) -> str:
-        state = self._state_now
+        state = self.state_now
         restarts = state.assignment.restart_count if state.assignment is not None else 0
         names = (self._spec.job.job_id, state.agent.node)
         now = (max(0, state.generation), restarts, len(state.live), self._is_ready())

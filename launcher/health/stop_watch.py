@@ -5,7 +5,6 @@ launcher/health/stop_rules.py decides. The output arrives on the thread of the l
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher import daemon_threads
 from launcher.exchange import ConditionMet
 from launcher.health.stop_rules import LineRules, Met, Throughput
+from launcher.health.watcher import Watcher
 from launcher.settings.spec import Slow
 from rendezvous.values.types import Cause, FailureClass
 
@@ -29,7 +29,9 @@ _EVERY_S = 1.0
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 
 
-class StopWatch:
+class StopWatch(Watcher):
+    what = "checking the conditions of --stop-when"
+
     def __init__(
         self,
         conditions: Sequence[StopCondition],
@@ -41,33 +43,23 @@ class StopWatch:
         """`folders`: the log folders of the ranks that run."""
         self._lines = LineRules(conditions)
         self._speeds = [Throughput(each) for each in conditions if isinstance(each, Slow)]
-        self._views, self._folders, self._report, self._boundary = views, folders, report, boundary
-        self._loop = asyncio.get_running_loop()
+        self._views, self._folders, self._report = views, folders, report
+        super().__init__(boundary)
         self._rest: dict[tuple[int, int, str], bytes] = {}
         self._said: dict[int, str] = {}  # by rank: the last status text
-        self._timer: asyncio.TimerHandle | None = None
-        self._generation = -1
 
     @property
     def reads_output(self) -> bool:
         return bool(self._lines)
 
     def begin(self, generation: int) -> None:
-        """The ranks of this generation run."""
-        self.end()
-        self._generation = generation
         self._speeds = [speed.begun() for speed in self._speeds]
-        if self._lines or self._speeds:
-            self._later()
+        super().begin(generation)
 
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _later(self) -> None:
-        shortest_s = min((speed.period_s for speed in self._speeds), default=_EVERY_S)
-        self._timer = self._loop.call_later(min(_EVERY_S, shortest_s), self._look)
+    def pause_s(self) -> float:
+        if not self._lines and not self._speeds:
+            return 0.0
+        return min((_EVERY_S, *(speed.period_s for speed in self._speeds)))
 
     # --- output, on the thread of the pump -------------------------------------------------------------
 
@@ -80,8 +72,7 @@ class StopWatch:
 
     # --- what the pages show -------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        self._later()
+    def look(self) -> None:
         views = list(self._boundary.called("reading the status pages for --stop-when", self._views, ()))
         for local_rank, view in enumerate(views):
             if view.message and view.message != self._said.get(view.rank):

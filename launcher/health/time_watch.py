@@ -5,12 +5,12 @@ launcher/health/time_ledger.py divides the time. This module tells it what happe
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
 from launcher.exchange import AgentPhase, Isolated, RankEnded
 from launcher.health.time_ledger import LedgerStage, TimeLedger
+from launcher.health.watcher import Watcher
 from rendezvous.diagnosing import goodput
 from rendezvous.values.events import (
     AgentLeft,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import AgentEvent, Supervision
+    from launcher.exchange import AgentStep, Supervision
     from launcher.health.pages import Pages
     from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_view import RankView
@@ -38,7 +38,9 @@ _HERE = "here"  # the only node that is known here
 _LAST_REPORT_BEFORE = (AgentStopped, RanksFinished, AgentLeft)
 
 
-class TimeWatch:
+class TimeWatch(Watcher):
+    what = "reporting the time of the ranks"
+
     def __init__(
         self,
         nproc: int,
@@ -48,21 +50,16 @@ class TimeWatch:
         boundary: ErrorBoundary,
     ) -> None:
         """`began`: when the agent started, on the monotonic clock."""
-        self._pages, self._send, self._boundary = pages, send, boundary
+        super().__init__(boundary)
+        self._pages, self._send = pages, send
         self._ledgers = [TimeLedger(began)] * nproc
         self._divided = TimeState()
         self._state: Supervision | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     # --- what happens --------------------------------------------------------------------------------
 
-    def update(self, event: AgentEvent, before: Supervision, after: Supervision) -> None:
-        """Call it before the actions of the event are carried out: they change what the ranks do."""
+    def observe(self, step: AgentStep) -> None:
+        event, before, after, _actions = step
         self._state = after
         if before.phase is after.phase:
             if after.phase is AgentPhase.RUNNING and isinstance(event, RankEnded):
@@ -83,15 +80,14 @@ class TimeWatch:
         if event.local_rank in before.live:
             self._move(LedgerStage.FINISHED if event.cause is None else LedgerStage.FAILED, event.local_rank)
 
-    def ranks_started(self) -> None:
-        """The orders to start the ranks were given. Ranks that were only paused have continued."""
+    def begin(self, generation: int) -> None:
+        """Ranks that were only paused have continued."""
         now = time.monotonic()
         for local_rank, ledger in enumerate(self._ledgers):
             view = self._pages.view(local_rank)
             if view is not None and view.pid and view.process.alive:
                 self._ledgers[local_rank] = ledger.resumed(now, view)
-        if self._timer is None:
-            self._report_later()
+        super().begin(generation)
 
     def note_started(self, local_rank: int) -> None:
         if self._ledgers[local_rank].stage is LedgerStage.FORKING:  # no order to stop has come before
@@ -122,18 +118,13 @@ class TimeWatch:
     def before_sending(self, message: FromAgent) -> None:
         """Send the time first: the service may sum up the job with this message."""
         if isinstance(message, _LAST_REPORT_BEFORE):
-            self._report()
+            self.look()
 
-    def _report_later(self) -> None:
+    def pause_s(self) -> float:
         are_over = all(ledger.stage is LedgerStage.FINISHED for ledger in self._ledgers)
-        after_s = _AFTER_THE_END_S if are_over else _EVERY_S
-        self._timer = asyncio.get_running_loop().call_later(after_s, self._report_again)
+        return _AFTER_THE_END_S if are_over else _EVERY_S
 
-    def _report_again(self) -> None:
-        self._report()
-        self._report_later()
-
-    def _report(self) -> None:
+    def look(self) -> None:
         state, ranks = self._state, self._take()
         if state is None or state.assignment is None or not state.assignment.wants_times:
             return  # a service of the release before rejects a message that it does not know

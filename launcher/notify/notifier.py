@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import Action, AgentEvent, Finish, Supervision
+    from launcher.exchange import AgentEvent, AgentStep, Finish, Supervision
     from launcher.settings.spec import LaunchSpec
 
 
@@ -60,10 +60,8 @@ class EventNotifier:
         self._sink = _sink(spec, say)
         self._state: Supervision | None = None
 
-    def update(
-        self, event: AgentEvent, before: Supervision, state: Supervision, actions: Sequence[Action]
-    ) -> None:
-        """`before` is the state before the event, `state` the one after it."""
+    def observe(self, step: AgentStep) -> None:
+        event, before, state, actions = step
         self._state = state
         started = any(isinstance(action, StartRanks) for action in actions)
         told = self._boundary.called(

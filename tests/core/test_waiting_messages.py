@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import agent, running, spec
 
-from launcher.exchange import AgentPhase, StoreReached, Supervision
+from launcher.exchange import AgentEvent, AgentPhase, AgentStep, StoreReached, Supervision
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.wiring import UserMessages, next_message_s
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
@@ -35,6 +35,10 @@ def test_the_first_message_comes_soon_and_the_others_are_ever_rarer() -> None:
     assert all(after - before <= 600.0 for before, after in pairwise(moments))
 
 
+def report(messages: UserMessages, event: AgentEvent, state: Supervision, before: AgentPhase) -> None:
+    messages.observe(AgentStep(event, replace(state, phase=before), state, ()))
+
+
 def test_a_restart_is_not_announced_before_all_ranks_have_reported() -> None:
     """A later report may be the first cause. Then --failure-policy can end the job, or a heal becomes a restart."""
     lost = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "Connection closed by peer", 1)
@@ -42,9 +46,9 @@ def test_a_restart_is_not_announced_before_all_ranks_have_reported() -> None:
     state = Supervision(AgentId("a", "1"))
     messages = UserMessages(SPEC, lines.append)
     order = Stop(1, Decision(DecisionKind.RESTART, "restarting (restart 1 of 3)", 1, lost))
-    messages.report(order, state, AgentPhase.RUNNING)
+    report(messages, order, state, AgentPhase.RUNNING)
     assert not lines
-    messages.report(Waiting("waiting for 1 more node", 1, 2), state, AgentPhase.JOINING)
+    report(messages, Waiting("waiting for 1 more node", 1, 2), state, AgentPhase.JOINING)
     assert lines == ["ddp-launch: restarting (restart 1 of 3)"]
 
 
@@ -81,13 +85,13 @@ def test_a_heal_is_two_lines_and_its_end_says_who_is_back() -> None:
     lines, state = list[str](), Supervision(AgentId("b", "1"))
     messages = UserMessages(SPEC, lines.append)
     for order in story.told("b"):
-        messages.report(order, state, AgentPhase.RUNNING)
+        report(messages, order, state, AgentPhase.RUNNING)
     for message in story.park("a", "b").told("b"):
         if isinstance(message, Assigned):
             state = replace(state, assignment=message.assignment)
-            messages.report(message, state, AgentPhase.JOINING)
-    messages.report(
-        StoreReached(2, ""), replace(state, phase=AgentPhase.RUNNING, kept=(0,)), AgentPhase.JOINING
+            report(messages, message, state, AgentPhase.JOINING)
+    report(
+        messages, StoreReached(2, ""), replace(state, phase=AgentPhase.RUNNING, kept=(0,)), AgentPhase.JOINING
     )
     messages.report_back(1.42, 61)
     killed, healed = lines
@@ -118,9 +122,9 @@ def test_what_is_announced_takes_place(
     def hear(phase: AgentPhase) -> None:
         for message in story.told("a"):
             if isinstance(message, Assigned):
-                messages.report(message, replace(state, assignment=message.assignment), AgentPhase.JOINING)
+                report(messages, message, replace(state, assignment=message.assignment), AgentPhase.JOINING)
             elif isinstance(message, Stop | Waiting):
-                messages.report(message, state, phase)
+                report(messages, message, state, phase)
 
     for at, each in enumerate(reports):
         node = "ab"[each.rank // 2]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.exchange import Finish
+from launcher.exchange import AgentStep, Finish
 from launcher.failure.ending import tell
 from launcher.output.log_folder import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
@@ -38,7 +39,8 @@ PRINTED = "bad  [2J 31m ]0;title     ddp-launch: all is well"
 def test_what_is_told_of_other_nodes_is_one_line_without_orders(fact: AgentEvent) -> None:
     lines: list[str] = []
     state = Supervision(AgentId("a", "1"))
-    UserMessages(SPEC, lines.append).report(fact, state, AgentPhase.RUNNING)
+    before = replace(state, phase=AgentPhase.RUNNING)
+    UserMessages(SPEC, lines.append).observe(AgentStep(fact, before, state, ()))
     (line,) = lines
     assert line.startswith("ddp-launch: ")
     assert line.isprintable()
