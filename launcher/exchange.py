@@ -437,7 +437,7 @@ class AgentStep(NamedTuple):
     actions: tuple[Action, ...]
 
 
-class Observer(Protocol):
+class StepObserver(Protocol):
     """Sees each step of the agent, before its actions are carried out, and decides nothing."""
 
     def observe(self, step: AgentStep) -> None: ...

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.answers.restart_clock import RestartClock
-    from launcher.exchange import AgentStep, Finish, Observer, Supervision
-    from launcher.health.watcher import Watcher
+    from launcher.exchange import AgentStep, Finish, StepObserver, Supervision
+    from launcher.health.watcher import RankWatcher
     from launcher.joining.connect import ServiceConnection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
@@ -141,7 +141,7 @@ class JournalObserver:
         self._journal.took(step.event, self._now(), step.actions, step.after)
 
 
-def observers_of(shell: Shell, parts: Parts, state: Supervision) -> tuple[Observer, ...]:
+def observers_of(shell: Shell, parts: Parts, state: Supervision) -> tuple[StepObserver, ...]:
     """All that see the steps of the agent, in this order."""
     node = parts.connection.agent.node
     journal = () if shell.journals is None else (JournalObserver(shell.journals, node, state),)
@@ -188,7 +188,7 @@ class Parts:
     time: TimeWatch
     restarts: RestartWatch
     editions: Editions
-    watchers: tuple[Watcher, ...]  # of the ranks of a generation
+    watchers: tuple[RankWatcher, ...]  # of the ranks of a generation
 
     async def end(self) -> None:
         self.isolation.close()

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from rendezvous.client.options import ClientOptions
-
     from ddp_launch_wings.web.callers import InProcess
     from ddp_launch_wings.web.server import Page
     from rendezvous.access.auth import Certificates
+    from rendezvous.client.credential_files import ClientOptions
     from rendezvous.embedded import EmbeddedRendezvous
 
 _PACKAGES = ("starlette", "uvicorn")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health import stall_detection
 from launcher.health.stall_detection import WINDOW_S, Signs, Watch
-from launcher.health.watcher import Watcher
+from launcher.health.watcher import RankWatcher
 from launcher.settings.spec import ASLEEP_S
 from launcher.template import tree
 from launcher.template.tree import process_stat
@@ -33,7 +33,7 @@ _AGAIN_IF_IDLE_S = ASLEEP_S / 20  # so late may a verdict be
 _LOOKS_PER_LIMIT = 4
 
 
-class HangWatch(Watcher):
+class HangWatch(RankWatcher):
     """`processes`: by rank. `output`: a number that changes with each output of a rank. `say`: tells the user.
 
     `store_port`: libraries poll the store of the ranks, also when nothing happens.

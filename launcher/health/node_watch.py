@@ -27,7 +27,7 @@ from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Disk, HealthState, MemoryUse, Nic, NodeReading, Throttling
 from launcher.health.page import phase_times
-from launcher.health.watcher import Watcher
+from launcher.health.watcher import RankWatcher
 from launcher.machine import nvml as nvml_calls
 from launcher.machine.gpu_reading import read
 from launcher.machine.gpu_state import GpuName, visible_indexes
@@ -65,7 +65,7 @@ _SAMPLE_S = 5.0
 _UNFIT_CHARS = 1000
 
 
-class PhaseTimesWatch(Watcher):
+class PhaseTimesWatch(RankWatcher):
     what = "reporting the phase times of the ranks"
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher import daemon_threads
 from launcher.exchange import ConditionMet
 from launcher.health.stop_rules import LineRules, Met, Throughput
-from launcher.health.watcher import Watcher
+from launcher.health.watcher import RankWatcher
 from launcher.settings.spec import Slow
 from rendezvous.values.types import Cause, FailureClass
 
@@ -29,7 +29,7 @@ _EVERY_S = 1.0
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 
 
-class StopWatch(Watcher):
+class StopWatch(RankWatcher):
     what = "checking the conditions of --stop-when"
 
     def __init__(

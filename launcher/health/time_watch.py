@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.exchange import AgentPhase, Isolated, RankEnded
 from launcher.health.time_ledger import LedgerStage, TimeLedger
-from launcher.health.watcher import Watcher
+from launcher.health.watcher import RankWatcher
 from rendezvous.diagnosing import goodput
 from rendezvous.values.events import (
     AgentLeft,
@@ -38,7 +38,7 @@ _HERE = "here"  # the only node that is known here
 _LAST_REPORT_BEFORE = (AgentStopped, RanksFinished, AgentLeft)
 
 
-class TimeWatch(Watcher):
+class TimeWatch(RankWatcher):
     what = "reporting the time of the ranks"
 
     def __init__(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from launcher.error_boundary import ErrorBoundary
 
 
-class Watcher:
+class RankWatcher:
     what: ClassVar[str]  # it does, in the message about an error
 
     def __init__(self, boundary: ErrorBoundary) -> None:

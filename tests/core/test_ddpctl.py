@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from rendezvous.client.options import ClientOptions
 
 from rendezvous import main as service
+from rendezvous.client.credential_files import ClientOptions
 from rendezvous.control import commands as control
 from rendezvous.control.commands import ALIASES, COMPLETION, EXPLAIN, REPLAY, Command, Order, parser
 from rendezvous.control.ctl import main

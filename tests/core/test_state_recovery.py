@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from job_story import Story, agent, running, spec
-from rendezvous.values.state import Phase
 
 from rendezvous.rounds.admission import reported_state_problem, resume
 from rendezvous.values.events import (
@@ -22,6 +21,7 @@ from rendezvous.values.events import (
     StoreAt,
     Waiting,
 )
+from rendezvous.values.job_state import Phase
 from rendezvous.values.types import (
     Assignment,
     Cause,

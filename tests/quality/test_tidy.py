@@ -142,6 +142,20 @@ def test_the_house_does_not_name_a_wing():
         )
 
 
+def test_one_name_is_one_thing():
+    """Both may only fall. The rest is in the wings, or a program's `__main__`."""
+    names = tidy.shared_names(MODULES)
+    files = [name for name in names if name.endswith(".py") and name != "__main__.py"]
+    assert len(files) <= plan.MOST_SHARED_FILE_NAMES, files
+    classes = [name for name in names if not name.endswith(".py")]
+    assert len(classes) <= plan.MOST_SHARED_CLASS_NAMES, classes
+    twice = [
+        Module("ddp.a.one", "class Peer: pass"),
+        Module("ddp.b.one", "class Peer: pass\nclass Other: pass"),
+    ]
+    assert tidy.shared_names(twice) == ["Peer", "one.py"]
+
+
 def test_no_modules_import_each_other():
     assert not tidy.circles(MODULES)
 

@@ -261,6 +261,21 @@ def chapters(all_modules: list[Module]) -> list[str]:
     return sorted(set(found) - plan.MAY_HAVE_ONE_IMPORTER.keys())
 
 
+def shared_names(all_modules: list[Module]) -> list[str]:
+    """Names of classes, and of files, that stand for several things: a search for one finds the others."""
+    classes = [
+        (node.name, module.name)
+        for module in all_modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    files = [(f"{module.name.rpartition('.')[2]}.py", module.name) for module in all_modules]
+    places: dict[str, set[str]] = {}
+    for name, where in (*classes, *files):
+        places.setdefault(name, set()).add(where)
+    return sorted(name for name, found in places.items() if len(found) > 1)
+
+
 def circles(all_modules: list[Module]) -> list[list[str]]:
     """Groups of modules of which each imports each other one, directly or not; imports for types count."""
     users = importers(all_modules)
