@@ -219,6 +219,12 @@ def _nothing() -> None:
 # installed module that sets such a variable is not found here, but in the ranks (`launcher.template.late_variables`).
 
 _IMPORT = re.compile(r"^\s*(?:from\s+(\.*)([\w.]*)\s+import\s+([\w ,]*)|import\s+([\w ,.]+))", re.MULTILINE)
+# Expressions that only read a variable, so that a script that shows OMP_NUM_THREADS starts like any other.
+_READS = re.compile(
+    r"""\b(?:environ\s*\.\s*get|getenv)\s*\(\s*['"]\w+['"]"""
+    r"""|(?<!del )\bos\.environ\s*\[\s*['"]\w+['"]\s*\](?!\s*(?:[,|+]|=(?!=)))"""
+    r"""|['"]\w+['"]\s+(?:not\s+)?in\s+os\.environ\b"""
+)
 _MOST_FILES, _MOST_BYTES = 100, 1 << 20
 
 
@@ -278,5 +284,6 @@ def _source_of(file: str) -> str:
 def _set_in(source: str) -> str:
     if "environ" not in source and "putenv" not in source:
         return ""
+    source = _READS.sub("", source)
     names = (name for name in FIXED_NATIVELY if f'"{name}' in source or f"'{name}" in source)
     return next((f"{name}*" if name.endswith("_") else name for name in names), "")

@@ -66,6 +66,28 @@ def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[s
     assert early_variable(EntryPoint(EntryKind.MODULE, "pkg.train", ())) == _NAME
 
 
+@pytest.mark.parametrize(
+    ("line", "sets"),
+    [
+        ("print(os.environ.get('OMP_NUM_THREADS'))", False),
+        ("n = os.environ['OMP_NUM_THREADS']; m = os.getenv('OMP_NUM_THREADS', '1')", False),
+        ("if 'OMP_NUM_THREADS' not in os.environ: raise SystemExit(1)", False),
+        ("assert os.environ['OMP_NUM_THREADS'] == '1'", False),
+        ("os.environ['OMP_NUM_THREADS'] = '1'", True),
+        ("os.environ.setdefault('OMP_NUM_THREADS', '1')", True),
+        ("del os.environ['OMP_NUM_THREADS']", True),
+        ("os.environ['OMP_NUM_THREADS'] += ',1'", True),
+        ("os.environ['OMP_NUM_THREADS'], x = '1', 2", True),
+        ("os.environ.update({'OMP_NUM_THREADS': '1'})", True),
+        ("if 'OMP_NUM_THREADS' not in os.environ: os.environ['OMP_NUM_THREADS'] = '1'", True),
+    ],
+)
+def test_a_script_that_only_reads_a_variable_does_not_set_it(tmp_path: Path, line: str, sets: bool) -> None:
+    _write(tmp_path, {"train.py": f"import os\n{line}\n"})
+    found = early_variable(EntryPoint(EntryKind.SCRIPT, str(tmp_path / "train.py"), ()))
+    assert found == ("OMP_*" if sets else "")
+
+
 def test_a_program_is_not_searched() -> None:
     assert early_variable(EntryPoint(EntryKind.PROGRAM, "/bin/true", ())) == ""
 
