@@ -155,7 +155,7 @@ def _no_script(path: str) -> NoReturn:
         )
     named = {each.removesuffix(".py"): each for each in _names_in(folder or ".")}
     close = named.get(nearest(name.removesuffix(".py"), named) or "")
-    hint = f"Did you mean {printable(os.path.join(folder, close))}?" if close else "Check the path."
+    hint = f"Did you mean {printable(close)}, in the same folder?" if close else "Check the path."
     raise UsageError(f"script {printable(path)} does not exist. {hint}", code=Code.SCRIPT_NOT_FOUND)
 
 

@@ -130,7 +130,7 @@ def test_a_line_in_the_pipe_makes_torchs_monitor_write_its_recorder(group: Any, 
     await_true(lambda: _request_dump(str(tmp_path), 0))
     await_true(lambda: os.path.exists(tmp_path / f"{DUMP_FILE}0"))
     (dump,) = those_there({0: str(tmp_path)})
-    (found,) = (each for each in dump.groups if each.description == "default_pg")
+    (found,) = (each for each in dump.groups if each.name == "0")
     assert found.entries[-1].op == "all_reduce"
     assert found.entries[-1].done
 

@@ -146,7 +146,9 @@ def test_top_shows_each_rank_with_its_steps(ctl: Ctl) -> None:
         """Half of the time is communication: after a while, whatever the machine did between two steps."""
         found = json.loads(ctl.answer("top", "-o", "json"))
         return (
-            found if all(r["step"] > 20 and 0.2 < r["communication"] < 0.8 for r in found["ranks"]) else None
+            found
+            if all(r["step"] > 20 and 0.2 < (r["communication"] or 0.0) < 0.8 for r in found["ranks"])
+            else None
         )
 
     found = eventually(trained)
