@@ -16,7 +16,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("launcher", "rendezvous", "ddp", "tests", "docs", "pyproject.toml")
+COPIED = (
+    *("launcher", "rendezvous", "ddp", "ddp_launch_wings", "_ddp_launch_entry.py", "tests", "docs"),
+    "pyproject.toml",
+)
 
 # The file; the tests that must notice, below tests/; and for each mutant its name, what stands once in the file, and
 # what stands there instead.
@@ -40,7 +43,8 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
          "if any(_any(place, _IN_SHARED_MEMORY) for place in places):", "if False:"),
     ]),
     ("launcher/failure/verdict.py", "core/test_watchdog_report.py", [
-        ("an error of NCCL at a peer is this rank's", "elif may_be_at_peer(raised):", "elif False:"),
+        ("an error of NCCL at a peer is this rank's",
+         "Doubt.CULPRIT if may_be_at_peer(raised) else None\n\n", "None\n\n"),
         ("the watchdog's timeout is an error of this rank", 'if "hang" in why:', "if False:"),
     ]),
     ("launcher/failure/hidden_modules.py", "core/test_verdict.py", [
@@ -65,7 +69,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
          "if view.section is not None and view.section.timeout_s is not None:\n", "if False:\n"),
     ]),
     ("launcher/health/stall_detection.py",
-     "core/test_patience.py core/test_signs_of_life.py core/test_stall_detection.py", [
+     "core/test_signs_of_life.py core/test_stall_detection.py", [
         ("a rank that computes is called stalled",
          "return replace(state, stalled_s=0.0) if computes(before, now, passed_s) else state", "return state"),
     ]),
