@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.access.auth import BadToken, Grant, Key, Reason, Refusals, Role, sign, verify
+from rendezvous.access.auth import (
+    BadToken,
+    Denied,
+    Grant,
+    Identity,
+    Key,
+    Reason,
+    Refusals,
+    Right,
+    Role,
+    sign,
+    verify,
+)
 from rendezvous.metrics import Metrics
 
 OLD, NEW = Key("k1", b"o" * 32), Key("k2", b"n" * 32)
@@ -110,3 +122,13 @@ def test_however_many_peers_there_are_the_lines_are_few(caplog: pytest.LogCaptur
         asyncio.run(story())
     assert len(said(caplog)) == 33
     assert said(caplog)[-1] == "refused other clients: no token"
+
+
+def test_a_token_gives_the_rights_of_its_role_for_its_jobs_only() -> None:
+    holder = Identity("id1", GRANT)
+    assert holder.may(Right.JOIN, "team-a-1")
+    assert not holder.may(Right.JOIN, "team-b-1")
+    assert not holder.may(Right.CONTROL, "team-a-1")
+    with pytest.raises(Denied, match="not for job 'team-b-1'"):
+        holder.require(Right.JOIN, "team-b-1")
+    assert Identity("anyone").may(Right.CONTROL, "team-b-1")  # the service does not use tokens
