@@ -55,6 +55,7 @@ class ParentSignals:
         self, stops: Collection[int], trains: Callable[[], bool], say: Callable[[str], None]
     ) -> None:
         self._stops, self._trains, self._say = stops, trains, say
+        self._is_sent = False  # the job ends: its ranks may still train when the next signal comes
 
     def sent(self, signum: int, local_rank: int | None) -> None:
         if local_rank is not None:
@@ -64,6 +65,7 @@ class ParentSignals:
 
     def _stop(self, signum: int, of_rank: str) -> None:
         """Handle it as a signal to the agent, but not as a second one, which would kill the ranks at once."""
-        if signum in self._stops and self._trains():
+        if signum in self._stops and self._trains() and not self._is_sent:
+            self._is_sent = True
             self._say(f"ddp-launch: the parent process{of_rank} received {signal.Signals(signum).name}")
             os.kill(os.getpid(), signum)
