@@ -199,7 +199,7 @@ def names(door: str) -> dict[str, str]:
 
 def others(door: str) -> dict[str, str]:
     """The names that other packages have put behind this door, as in `names`."""
-    if not _others_may_name(door):
+    if not others_may_name(door):
         return {}
     from importlib import metadata
 
@@ -208,8 +208,8 @@ def others(door: str) -> dict[str, str]:
     return {point.name: point.value for point in points if point.name not in ours}
 
 
-def _others_may_name(door: str) -> bool:
-    """Whether another package may have this group. `importlib.metadata` would take ten times as long."""
+def others_may_name(group: str) -> bool:
+    """Whether another package may have entry points in this group. `importlib.metadata` takes ten times as long."""
     for folder in sys.path:
         try:
             entries = os.listdir(folder or ".")
@@ -217,7 +217,7 @@ def _others_may_name(door: str) -> bool:
             continue
         for entry in entries:
             is_one = entry.endswith((".dist-info", ".egg-info")) and not entry.startswith("ddp_launch-")
-            if is_one and f"[{door}]" in _text(os.path.join(folder, entry, "entry_points.txt")):
+            if is_one and f"[{group}]" in _text(os.path.join(folder, entry, "entry_points.txt")):
                 return True
     return False
 

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import _ddp_launch_entry as doors
 from launcher.machine import nvml
 from launcher.machine.small_files import names_in, text_of
 from launcher.template.cgroup import memberships, upwards
@@ -27,7 +28,7 @@ def count_ranks(value: str, environ: Mapping[str, str], root: str = "/", python:
     match value:
         case "auto":
             gpus = nvidia_gpus(environ, root) or amd_gpus(environ, root)
-            if not gpus and (intel_gpus(environ, root) or extensions()):
+            if not gpus and (intel_gpus(environ, root) or may_have_extensions()):
                 gpus = max(0, asked(value, environ, python))
             return gpus or usable_cpus(root)
         case "cpu":
@@ -40,7 +41,7 @@ def count_ranks(value: str, environ: Mapping[str, str], root: str = "/", python:
         case _ if value.isdecimal():
             return int(value)
         case _:
-            found = asked(value, environ, python) if extensions() else _UNKNOWN
+            found = asked(value, environ, python) if may_have_extensions() else _UNKNOWN
             if found == _UNKNOWN:
                 raise NoDevices(
                     f"torch has no device type {value!r}, and no installed extension of torch adds it"
@@ -72,11 +73,9 @@ print(devices.device_count() if devices.is_available() else 0)
 """
 
 
-def extensions() -> list[str]:
-    """The installed packages that torch loads at the end of its own import."""
-    from importlib.metadata import entry_points
-
-    return [point.name for point in entry_points(group="torch.backends")]
+def may_have_extensions() -> bool:
+    """Whether some package may name itself to torch, which loads it at the end of its own import."""
+    return doors.others_may_name("torch.backends")
 
 
 def asked(word: str, environ: Mapping[str, str], python: str) -> int:

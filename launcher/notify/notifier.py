@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -169,7 +168,7 @@ class Subscribers:
     def _functions(self) -> list[tuple[str, Callable[[dict[str, Any]], Any]]]:
         if self._entry_points is None:
             self._entry_points = []
-            if not _may_have_entry_points():
+            if not doors.others_may_name(GROUP):
                 return []
             from importlib import metadata
 
@@ -218,23 +217,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _may_have_entry_points() -> bool:
-    """Whether some installed package names the group. `importlib.metadata` would take ten times as long."""
-    wanted = f"[{GROUP}]".encode()
-    for folder in sys.path:
-        with suppress(OSError), os.scandir(folder or ".") as entries:
-            for entry in entries:
-                if entry.name.endswith((".dist-info", ".egg-info")) and wanted in _content(entry.path):
-                    return True
-    return False
-
-
-def _content(folder: str) -> bytes:
-    with suppress(OSError), open(os.path.join(folder, "entry_points.txt"), "rb") as file:
-        return file.read()
-    return b""
 
 
 def now_in_utc() -> str:

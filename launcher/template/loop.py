@@ -570,9 +570,8 @@ def _in_words(status: int) -> str:
 # Kills the processes that ended ranks have left behind, and spares those of ranks that continue.
 #
 # A sweep ends when nothing is left that it has to end. A process in a session of its own was made to survive its
-# rank: it may still save what the rank has sent it, so it has some time. So have the processes by which
-# multiprocessing and torch remove semaphores and shared memory: they end by themselves as soon as no process uses these
-# any more.
+# rank: it may still save what the rank has sent it, so it has some time. The processes by which multiprocessing and
+# torch remove semaphores and shared memory are left alone: they end by themselves when no process uses these any more.
 #
 # If ranks keep their processes over a failure (they are *kept*), the sweep must not touch anything of theirs. A
 # process belongs to a kept rank if it is below it, or in its session. What remains are processes in sessions of their
