@@ -209,11 +209,11 @@ site-version: site
 	@$(MIKE) deploy --branch $(SITE_BRANCH) --update-aliases $(VERSION) latest
 	@$(MIKE) set-default --branch $(SITE_BRANCH) latest
 
-# docs/options.md is made from the table of options; a test holds the two together.
+# The head of docs/options.md; the site has the table of all options below it.
 options: install
 	$(BIN)/python docs/options.py > docs/options.md
 
-# The header of the C writer and the table of docs/status-page.md, from ddp/telemetry/contracts.py; a test holds them together.
+# The header of the C writer and the phases in docs/status-page.md, from ddp/telemetry/contracts.py; a test holds them together.
 layout: install
 	$(BIN)/python docs/page_layout.py
 

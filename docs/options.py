@@ -1,4 +1,4 @@
-"""Prints docs/options.md, which `make options` generates from the table of options."""
+"""Prints docs/options.md: how options are set. `make site` adds the table that `--help all` prints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from launcher.settings.options import GROUPS
 HEAD = """\
 # Options
 
-`make options` generates this page from the table in `launcher/settings/options.py`. `ddp-launch --help all`
-shows the same texts.
+`ddp-launch --help` prints the common options, `ddp-launch --help all` every one with its default. In the documentation
+site, this page has them as tables. They are made from `launcher/settings/options.py`.
 
 You can set an option in three ways:
 
@@ -67,4 +67,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(HEAD, end="")

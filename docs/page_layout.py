@@ -1,4 +1,4 @@
-"""Write what is made of ddp/telemetry/contracts.py: the header of the C writer, and the table of docs/status-page.md.
+"""Write what is made of ddp/telemetry/contracts.py: the header of the C writer, and the phases in docs/status-page.md.
 
 python docs/page_layout.py        # or `make layout`; a test holds them together
 """
@@ -93,35 +93,18 @@ def _checks() -> list[str]:
 
 # --- in the documents ------------------------------------------------------------------------------
 
-_NAMES = {"Q": "u64", "I": "u32", "i": "i32", "s": "text"}
-
-
-def table() -> str:
-    rows = ["| offset | bytes | type | content |", "|---:|---:|---|---|"]
-    for block in contracts.PAGE_BLOCKS:
-        rows.append(f"| | | | {block.heading or f'**{block.name}**'} |")
-        if block.has_counter:
-            rows.append(f"| {block.at} | 8 | u64 | counter |")
-        at = block.first_field_at
-        for field in block.fields:
-            many = f" x {field.many}" if field.many > 1 and field.kind != "s" else ""
-            rows.append(f"| {at} | {field.size} | {_NAMES[field.kind]}{many} | {field.words} |")
-            at += field.size
-    return "\n".join(rows)
-
 
 def phases() -> str:
     return ", ".join(f"{number} {name}" for number, name in enumerate(contracts.PHASES))
 
 
-def with_layout(page: str) -> str:
-    for mark, text in (("layout", table()), ("phases", f"Phases: {phases()}.")):
-        between = re.compile(f"(<!-- {mark}:begin -->\n).*?(\n<!-- {mark}:end -->)", re.DOTALL)
-        page, changed = between.subn(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)
-        assert changed == 1, f"docs/status-page.md has no place for {mark}"
+def with_phases(page: str) -> str:
+    between = re.compile("(<!-- phases:begin -->\n).*?(\n<!-- phases:end -->)", re.DOTALL)
+    page, changed = between.subn(lambda found: f"{found[1]}Phases: {phases()}.{found[2]}", page)
+    assert changed == 1, "docs/status-page.md has no place for the phases"
     return page
 
 
 if __name__ == "__main__":
     HEADER.write_text(header())
-    DOCS.write_text(with_layout(DOCS.read_text()))
+    DOCS.write_text(with_phases(DOCS.read_text()))

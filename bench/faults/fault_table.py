@@ -34,7 +34,7 @@ _TITLES = {
     Kind.INNOCENT: "No failure: the launcher must not act",
 }
 _HEAD = "| cases | fault | verdict |\n|---|---|---|"
-_VERDICT_CHARS = 130
+_VERDICT_CHARS = 100
 _YES, _NO, _WRONGED, _SKIPPED = "yes", "no", "no: wrong rank", "skipped"
 
 
@@ -124,10 +124,18 @@ def _rows(cases: Sequence[Case], results: Results) -> str:
             before.append(case)
         else:
             rows.append([case])
-    cells = [(", ".join(f"`{each.name}`" for each in row), row[0]) for row in rows]
-    return "\n".join(
-        [_HEAD, *(f"| {names} | {case.injected} | {_shown(results[case.name])} |" for names, case in cells)]
-    )
+    cells: list[tuple[str, str, str]] = []
+    for row in rows:
+        names, fault, verdict = (
+            ", ".join(f"`{each.name}`" for each in row),
+            row[0].injected,
+            _shown(results[row[0].name]),
+        )
+        if cells and cells[-1][2] == verdict:  # neighbours with one verdict
+            names, fault = f"{cells[-1][0]}, {names}", f"{cells[-1][1]}; {fault}"
+            cells.pop()
+        cells.append((names, fault, verdict))
+    return "\n".join([_HEAD, *(f"| {' | '.join(row)} |" for row in cells)])
 
 
 def _shown(ways: Mapping[str, Result]) -> str:

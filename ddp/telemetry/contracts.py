@@ -1,8 +1,8 @@
 """What a rank and the launcher agree on: the layout of the status page, and the variables that the launcher sets. Pure.
 
 Both sides read this file. The library inside a rank imports it; the launcher, which must not import `ddp`, loads it by
-its path (`launcher/template/contracts.py`). The C header of the writer and the table of docs/status-page.md are made
-from it: `make layout`.
+its path (`launcher/template/contracts.py`). The C header of the writer, and the phases in docs/status-page.md, are
+made from it: `make layout`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ So does a process that was started without the launcher, and one whose installat
 is forked from the writer writes nothing either.
 
 A write takes about 0.1 us and makes no system call: the page is shared memory, and the clock is read through the vDSO.
-docs/status-page.md describes the layout. Nothing here imports torch.
+`contracts.py` has the layout. Nothing here imports torch.
 """
 
 from __future__ import annotations

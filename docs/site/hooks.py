@@ -71,6 +71,8 @@ def _path(uri: str) -> str:
 
 def _add(files: Files, config: Any, uri: str, content: str) -> File:
     """A page of the repository is reached by links; the navigation need not list it."""
+    if (written := files.get_file_from_path(uri)) is not None:
+        files.remove(written)
     file = File.generated(config, uri, content=content)
     if uri.startswith("source/"):
         file.inclusion = InclusionLevel.NOT_IN_NAV

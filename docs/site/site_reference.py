@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent))
+sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 import code_pages
 import module_page
+import options
 from command_pages import ddp_rendezvous, ddpctl
 
 PAGES = {
+    "options.md": options.page,  # in place of the short one in docs/
     "reference/ddp-rendezvous.md": ddp_rendezvous,
     "reference/ddpctl.md": ddpctl,
     "reference/python-api.md": code_pages.python_api,

@@ -1,4 +1,4 @@
-"""Decodes the status page of a rank (shared memory); docs/status-page.md has the layout. Without I/O.
+"""Decodes the status page of a rank (shared memory); ddp/telemetry/contracts.py has the layout. Without I/O.
 
 The rank writes while the agent reads, and does not wait. A copy of a block is valid only if its counter was even before
 the copy and is the same afterwards. Otherwise the block is copied again. If that does not help (the writer died or was

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_header_in_c_and_the_docs_are_made_from_the_contract() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "page_layout.py"))
     assert made["HEADER"].read_text() == made["header"](), "run `make layout`"
-    assert made["DOCS"].read_text() == made["with_layout"](made["DOCS"].read_text()), "run `make layout`"
+    assert made["DOCS"].read_text() == made["with_phases"](made["DOCS"].read_text()), "run `make layout`"
 
 
 def test_blocks_follow_each_other_and_fill_the_page() -> None:
