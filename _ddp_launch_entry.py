@@ -165,6 +165,7 @@ PAGE = "ddp_launch.page"  # `--web`: the page of a service or of a job
 COMMIT_SHIELD = "ddp_launch.commit_shield"  # of `ddp.elastic.State`, in ranks
 EVENT_SINK = "ddp_launch.event_sink"  # of the agent
 BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
+LIBRARY = "ddp_launch.library"  # names of the package ddp, in ranks
 TORCHRUN = "ddp_launch.torchrun"  # `torchrun --rdzv-backend NAME`
 CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`
 

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp import averaging, comm_hooks, elastic
-    from ddp.diagnostics.numerics import NumericsError, check_numerics
-    from ddp.diagnostics.tracing import trace
     from ddp.groups.process_group import Place, init, shutdown
     from ddp.groups.rank_info import InitError
     from ddp.launching.api import launch
     from ddp.launching.errors import LaunchError
+    from ddp.reducer.module import DistributedDataParallel
     from ddp.sharding.sharded_optimizer import ShardedOptimizer
     from ddp.telemetry.comm_error import CommError
     from ddp.telemetry.sections import section, status
-    from ddp.wrapper import DistributedDataParallel
 
 if "t" in sys.abiflags:
     raise ImportError(
@@ -52,25 +50,27 @@ _MODULES = {"averaging", "comm_hooks", "elastic"}
 
 _FROM = {
     "CommError": "ddp.telemetry.comm_error",
-    "DistributedDataParallel": "ddp.wrapper",
+    "DistributedDataParallel": "ddp.reducer.module",
     "InitError": "ddp.groups.rank_info",
     "LaunchError": "ddp.launching.errors",
-    "NumericsError": "ddp.diagnostics.numerics",
     "Place": "ddp.groups.process_group",
     "ShardedOptimizer": "ddp.sharding.sharded_optimizer",
-    "check_numerics": "ddp.diagnostics.numerics",
     "init": "ddp.groups.process_group",
     "launch": "ddp.launching.api",
     "section": "ddp.telemetry.sections",
     "shutdown": "ddp.groups.process_group",
     "status": "ddp.telemetry.sections",
-    "trace": "ddp.diagnostics.tracing",
 }
+_OF_WINGS = {"NumericsError", "check_numerics", "trace"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return resolve_name(f"ddp.{name}")
+    if name in _OF_WINGS:
+        from _ddp_launch_entry import LIBRARY, find
+
+        return find(LIBRARY, f"ddp.{name}")
     if name not in _FROM:
         raise AttributeError(f"module 'ddp' has no attribute {name!r}")
     return resolve_name(f"{_FROM[name]}:{name}")

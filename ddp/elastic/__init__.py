@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ddp.elastic.files.writer import CommitError
     from ddp.elastic.images.image import DamagedImage
     from ddp.elastic.images.kept_images import ScratchError
-    from ddp.elastic.logical.logical_world import LogicalWorld
     from ddp.elastic.own import PerRank
     from ddp.elastic.request import (
         CheckpointRequest,
@@ -49,7 +48,6 @@ _FROM = {
     "CommitError": "files.writer",
     "DamagedImage": "images.image",
     "ElasticSampler": "sampler",
-    "LogicalWorld": "logical.logical_world",
     "PerRank": "own",
     "Resumed": "resume",
     "ScratchError": "images.kept_images",
@@ -61,12 +59,18 @@ _FROM = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM:
+    if name == "LogicalWorld":
+        from _ddp_launch_entry import LIBRARY, find
+
+        found = find(LIBRARY, f"ddp.elastic.{name}")
+    elif name in _FROM:
+        found = resolve_name(f"ddp.elastic.{_FROM[name]}:{name}")
+    else:
         raise AttributeError(f"module 'ddp.elastic' has no attribute {name!r}")
-    found = globals()[name] = resolve_name(f"ddp.elastic.{_FROM[name]}:{name}")
+    globals()[name] = found
     return found
 
 
 if sys.modules.get("torch") is not None:
-    for _name in __all__:
+    for _name in _FROM:
         __getattr__(_name)

@@ -7,6 +7,7 @@ world of any size. `ddp.elastic.sample_order` describes the order, and the last 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,25 @@ from ddp.telemetry.coded import WrongType, WrongValue
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Sized
 
-    from ddp.elastic.logical.logical_world import LogicalWorld
+    from ddp.elastic.team import Team
+
+
+class CarriedRanks(ABC):
+    """Ranks whose number does not follow that of the processes: each process carries some (`elastic.LogicalWorld`).
+
+    A State that holds them lets them restore the generators.
+    """
+
+    size: int
+
+    @property
+    @abstractmethod
+    def mine(self) -> range:
+        """The ranks that this process carries."""
+
+    @abstractmethod
+    def move(self, team: Team) -> None:
+        """Take the place of this process in a new generation."""
 
 
 class ElasticSampler(Sampler[int]):
@@ -42,7 +61,7 @@ class ElasticSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
         *,
-        logical_world: LogicalWorld | None = None,
+        logical_world: CarriedRanks | None = None,
     ) -> None:
         if logical_world is not None and (num_replicas, rank) != (None, None):
             raise WrongValue("num_replicas and rank have no effect with a logical_world. Remove them")

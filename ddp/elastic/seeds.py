@@ -29,21 +29,3 @@ def of_new_rank(seed: int, commit: int, rank: int) -> int:
     `seed`: that of the lowest rank that has saved its generators in this commit.
     """
     return mixed(seed, commit, rank)
-
-
-def of_step(seed: int, step: int, logical_rank: int, logical_world: int, stream: int) -> int:
-    """The seed of a logical rank in a step; `stream` is 0 or 1.
-
-    torch's generator on the CPU uses only the low 32 bits of a seed. Here they are a permutation of a counter, so the
-    first 2^32 seeds of a job differ in them. Random numbers of 32 bits would meet after some 80,000 seeds.
-    """
-    counter = (step * logical_world + logical_rank) * 2 + stream
-    low = _permuted((mixed(seed) + counter) & 0xFFFFFFFF)
-    return mixed(seed, step, logical_rank, stream) & ~0xFFFFFFFF | low
-
-
-def _permuted(number: int) -> int:
-    """The last steps of the hash function Murmur3, for 32 bits."""
-    number = (number ^ number >> 16) * 0x85EBCA6B & 0xFFFFFFFF
-    number = (number ^ number >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
-    return number ^ number >> 16

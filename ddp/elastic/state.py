@@ -25,9 +25,8 @@ from ddp.elastic.files.folders import open_folder
 from ddp.elastic.files.writer import CommitError, Writer
 from ddp.elastic.images import kept_images, leaves
 from ddp.elastic.keeper import CommitShield, Keeper, Signature, asked_shield
-from ddp.elastic.logical.logical_world import LogicalWorld
 from ddp.elastic.resume import Resumed
-from ddp.elastic.sampler import ElasticSampler
+from ddp.elastic.sampler import CarriedRanks, ElasticSampler
 from ddp.elastic.survivor import Live, Survivor, save_live
 from ddp.elastic.team import Team
 from ddp.groups import joining, reform
@@ -287,13 +286,13 @@ class State:
         check_options(every, disk_every, folder, keep)
         check_names(named, State)
         self._contents = Contents(named)
-        if self._contents.own and any(isinstance(value, LogicalWorld) for value in named.values()):
+        if self._contents.own and any(isinstance(value, CarriedRanks) for value in named.values()):
             raise WrongType(
                 f"cannot commit {next(iter(self._contents.own))} together with a LogicalWorld: its state belongs to a "
                 "rank, and the ranks of a logical world come and go. Use an ElasticSampler with sampler.batches()"
             )
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
-        self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
+        self._logical_worlds = [value for value in named.values() if isinstance(value, CarriedRanks)]
         self._every, self._disk_every, self._keep, self._overlap = every, disk_every, keep, overlap
         check_scope(scope, group)
         self._scope = scope

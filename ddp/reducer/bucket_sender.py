@@ -46,7 +46,7 @@ class ReducerSettings:
 
 
 class PartialSums(Protocol):
-    """Sums that the gradients of a backward complete (`ddp/elastic/logical/logical_world.py`).
+    """Sums that the gradients of a backward complete (`elastic.LogicalWorld`).
 
     `divisor` divides the complete sum over all ranks: a factor before would round twice.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import warnings
 import weakref
@@ -22,8 +23,9 @@ from torch.distributed import BuiltinCommHookType
 from torch.nn.modules import module as registration
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+import _ddp_launch_entry as doors
 from ddp.groups import joining, wrappers
-from ddp.reducer import agreement, extensions, pickled, plan, replica_errors
+from ddp.reducer import agreement, pickled, plan, replica_errors
 from ddp.reducer.bucket_sender import FlatBucket, ReducerSettings
 from ddp.reducer.collectives import GROUP_TIMEOUT, broadcast_from_rank_0, start_sum
 from ddp.reducer.grad_bucket import GradBucket
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ddp.reducer.reducer import Reducer
+
+_CHECK_NUMERICS = "DDP_CHECK_NUMERICS"
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
@@ -123,8 +127,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         averaged = [*self.reducer.core.parameters, *self._delay_all_reduce_params]
         self._module_check: NotAveraged | None = NotAveraged(self.module, averaged, self.parameters_to_ignore)
         self._open_log(static_graph)
-        for attach in extensions.when_built:
-            attach(self)
+        if os.environ.get(_CHECK_NUMERICS, "0") not in ("", "0"):
+            doors.find(doors.LIBRARY, _CHECK_NUMERICS)(self)
         self._passing_sync_batchnorm_handle(self.module)
 
     def _root_copy_hook(self, *args: Any, **kwargs: Any) -> None:

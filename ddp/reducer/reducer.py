@@ -31,7 +31,8 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.distributed.autograd import get_gradients, is_available
 
-from ddp.reducer import agreement, extensions, plan, replica_errors
+import _ddp_launch_entry as doors
+from ddp.reducer import agreement, plan, replica_errors
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.device import HostCopy, follow_streams, note_stream, to_device
@@ -306,10 +307,16 @@ class Step:
     streams: dict[int, list[torch.Stream]] = field(default_factory=dict)  # on which each bucket was gathered
 
 
+class Tuner(Protocol):
+    """Finds the best bucket size for a reducer. When it stops, it sets `reducer.tuner` to None."""
+
+    def stop(self, why: str) -> None: ...
+
+
 class Reducer:
     """The reducer of one model."""
 
-    tuner: extensions.Tuner | None = None
+    tuner: Tuner | None = None
     when_it_ends = staticmethod(when_it_ends)
 
     def __init__(
@@ -646,8 +653,7 @@ class Reducer:
 
     def tune(self) -> None:
         """Start tuning the bucket size, instead of using the configured one."""
-        if extensions.start_tuner is not None:
-            self.tuner = extensions.start_tuner(self)
+        self.tuner = doors.find(doors.LIBRARY, "bucket_tuner")(self)
 
 
 # --- which parameters are used ---------------------------------------------------------------------

@@ -10,8 +10,8 @@ from averaging_trials_there import DEVICE, batch, layers, loss_of
 from torch import nn
 
 import ddp
-from ddp.diagnostics import bucket_search
 from ddp.reducer.device import clock_of
+from ddp_launch_wings.diagnostics import bucket_search
 
 SLOW = 0.02
 MS = 1_000_000

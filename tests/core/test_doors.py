@@ -13,6 +13,8 @@ import pytest
 from tidy import ROOT
 
 import _ddp_launch_entry as doors
+import ddp
+import ddp.elastic
 from launcher import cli
 from rendezvous.control import ctl
 
@@ -54,6 +56,14 @@ def test_the_metadata_of_the_package_are_made_of_the_table() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     made_of = project["tool"]["setuptools"]["dynamic"]["entry-points"]["file"]
     assert (ROOT / made_of).read_text().count("\n[") >= len(DOORS)
+
+
+def test_every_public_name_of_the_library_is_of_the_house_or_in_the_table() -> None:
+    table = doors.names(doors.LIBRARY)
+    for package in (ddp, ddp.elastic):
+        for name in set(package.__all__) - package._FROM.keys() - getattr(package, "_MODULES", set()):
+            assert f"{package.__name__}.{name}" in table
+    assert {"ddp.trace", "ddp.elastic.LogicalWorld"} <= table.keys()
 
 
 def test_nothing_is_found_where_nothing_is() -> None:

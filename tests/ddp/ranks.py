@@ -17,11 +17,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 PATIENCE_S = 120.0
@@ -122,3 +123,27 @@ def _serve(rank: int, world_size: int, pipe: Connection, backend: str, device: s
             answer = (False, f"rank {rank}:\n{traceback.format_exc()}")
         pipe.send(answer)
         dist.destroy_process_group()
+
+
+# --- fixtures of the tests ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(3)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NIGHTLY = pytest.mark.nightly(
     instead=(
         "::test_the_examples_go_on_where_they_were",
-        "elastic/test_logical_world.py::test_every_change_of_the_world_goes_on_with_the_same_bits",
+        "wings/logical/test_logical_world.py::test_every_change_of_the_world_goes_on_with_the_same_bits",
         "elastic/test_going_on.py::test_a_replaced_node_is_given_the_state",
     )
 )

@@ -109,7 +109,7 @@ def state():
 mine = learning.Learner(lambda report: None)
 mine.rank_starts(0)
 before = state()
-for name in ("torch._dynamo", "ddp", "ddp.wrapper", "ddp.elastic"):
+for name in ("torch._dynamo", "ddp", "ddp.reducer.module", "ddp.elastic"):
     mine._learn(learning.Noted(name, {}, os.getcwd()))
     assert name in sys.modules, name
 after = state()

@@ -52,6 +52,8 @@ ASKED = {
     "web": Asked(command("ddp_launch", "--web", "--nproc-per-node", "1", "train.py")),
     "redundancy": Asked("from ddp.elastic import State; State(redundancy='auto')", code=""),
     # The job is not affected.
+    "diagnostics": Asked("import ddp; ddp.trace", code=""),
+    "logical": Asked("from ddp.elastic import LogicalWorld", code=""),
     "otlp": Asked(
         command("ddp_launch", "--otlp-endpoint", "http://127.0.0.1:9", "--nproc-per-node", "1", "train.py"),
         "",

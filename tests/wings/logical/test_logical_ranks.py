@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.elastic.logical import logical_ranks
 from ddp.groups.backends import layout
+from ddp_launch_wings.logical import logical_ranks
 
 
 def add(left: str, right: str) -> str:
@@ -81,3 +81,16 @@ def test_when_the_core_sums_as_a_tree() -> None:
     }
     for keys, is_tree in hosts.items():
         assert layout(list(keys), 0).sums_as_tree is is_tree, keys
+
+
+def test_no_two_logical_ranks_and_steps_share_the_bits_that_torch_uses() -> None:
+    found = [
+        logical_ranks.seed_of_step(5, step, rank, 8, stream)
+        for step in range(5_000)
+        for rank in range(8)
+        for stream in range(2)
+    ]
+    assert len({each & 0xFFFFFFFF for each in found}) == len(found) == 80_000
+    assert max(found) < 2**64
+    one, other = (logical_ranks.seed_of_step(seed, 3, 2, 8, 0) for seed in (5, 6))
+    assert one == logical_ranks.seed_of_step(5, 3, 2, 8, 0) != other

@@ -87,7 +87,7 @@ def test_processes_that_divide_nothing_send_several_sums(train: Callable[..., To
     instead=(
         "::test_worlds_of_every_size_give_the_same_bits",
         "::test_processes_that_divide_nothing_send_several_sums",
-        "core/test_logical_ranks.py::test_any_number_of_processes_forms_the_same_sum",
+        "wings/logical/test_logical_ranks.py::test_any_number_of_processes_forms_the_same_sum",
     )
 )
 @pytest.mark.parametrize("logical", [1, 2, 5, 6, 8])

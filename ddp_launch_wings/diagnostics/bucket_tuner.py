@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.diagnostics import bucket_search
-from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.reducer import agreement
 from ddp.reducer.collectives import gather_rows
 from ddp.reducer.device import clock_of
 from ddp.reducer.plan import MIB, Limits
+from ddp_launch_wings.diagnostics import bucket_search
+from ddp_launch_wings.diagnostics.bucket_observer import BucketObserver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

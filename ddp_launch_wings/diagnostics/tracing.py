@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp.diagnostics import timeline
-from ddp.diagnostics.bucket_observer import BucketObserver
-from ddp.diagnostics.timeline import BucketTimes, StepTimes, TimeSpan
 from ddp.reducer.device import clock_of
 from ddp.reducer.torch_reducer import reducer_of
+from ddp_launch_wings.diagnostics import timeline
+from ddp_launch_wings.diagnostics.bucket_observer import BucketObserver
+from ddp_launch_wings.diagnostics.timeline import BucketTimes, StepTimes, TimeSpan
 
 if TYPE_CHECKING:
     import os

@@ -5,7 +5,7 @@ Each process runs its logical ranks one after the other. In each step a logical 
 - its own samples (`ElasticSampler.batches`),
 - its own random numbers: all generators are seeded from the seed of the job, the step and the logical rank. So nothing
   has to be kept, sent, or lost: any process can go on with any logical rank;
-- its own gradients, which are summed in one order (`ddp.elastic.logical.logical_ranks`), and divided by N at the end;
+- its own gradients, which are summed in one order (`logical_ranks.py`), and divided by N at the end;
 - the buffers that logical rank 0 had after the previous step, as with DDP, where rank 0 broadcasts its buffers.
 
 Outside of these steps the processes have the generators of the job: those of process 0 when the training began.
@@ -24,29 +24,30 @@ import torch.distributed as dist
 
 from ddp.comm_hooks.staged import Staged, Stages
 from ddp.elastic import generators, seeds
-from ddp.elastic.logical import logical_ranks
+from ddp.elastic.sampler import CarriedRanks
 from ddp.elastic.team import Team
 from ddp.groups.single_tensor import all_gather
 from ddp.reducer.bucket_sender import gradient_strides
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.contracts import LOGICAL_WORLD
+from ddp_launch_wings.logical import logical_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
 
-    from ddp.elastic.logical.logical_ranks import Node
     from ddp.reducer.grad_bucket import GradBucket
     from ddp.reducer.reducer import Reducer
+    from ddp_launch_wings.logical.logical_ranks import Node
 
 # --- the world -------------------------------------------------------------------------------------
 
 _COMPUTE, _FETCH = 0, 1
 
 
-class LogicalWorld:
+class LogicalWorld(CarriedRanks):
     """N logical ranks. Without a number: DDP_LOGICAL_WORLD, which `ddp-launch --logical-world N` sets.
 
     Put it into the State: State(world=world, model=model, ...). `threads`: threads of torch in each process, because
@@ -159,7 +160,7 @@ class LogicalWorld:
 
     def _seed_of(self, rank: int, stream: int) -> int:
         assert self._seed is not None
-        return seeds.of_step(self._seed, self._steps, rank, self.size, stream)
+        return logical_ranks.seed_of_step(self._seed, self._steps, rank, self.size, stream)
 
     def _begin(self) -> None:
         """Take the seed and the generators of process 0, unless a commit has set them. Collective."""
@@ -370,7 +371,7 @@ def _refusal(model: Any, core: Reducer, processes: int) -> str:
 
 # --- sums of gradients -----------------------------------------------------------------------------
 #
-# The gradients of the logical ranks of this process, summed in the order of `ddp.elastic.logical.logical_ranks`.
+# The gradients of the logical ranks of this process, summed in the order of `ddp_launch_wings.logical.logical_ranks`.
 #
 # The backward of each logical rank begins without gradients. Those of all logical ranks but the last are taken out
 # of `.grad`, and added as soon as both parts of a node are there: at most one sum for each level of the tree is

@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ddp.diagnostics import numerics_report
-from ddp.diagnostics.bucket_observer import BucketObserver
-from ddp.diagnostics.numerics_report import RankNumerics
 from ddp.reducer.collectives import gather_rows
 from ddp.reducer.device import HostCopy
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import capture, torch_api, torch_names
 from ddp.telemetry.coded import CodedError, WrongValue
+from ddp_launch_wings.diagnostics import numerics_report
+from ddp_launch_wings.diagnostics.bucket_observer import BucketObserver
+from ddp_launch_wings.diagnostics.numerics_report import RankNumerics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -319,9 +319,7 @@ def check_numerics(
 
 def check_from_environment(model: DistributedDataParallel) -> None:
     """Start the check if DDP_CHECK_NUMERICS is set. 1 checks gradients; N > 1 also sets `replicas_every` to N."""
-    text = os.environ.get(VARIABLE, "")
-    if text in ("", "0"):
-        return
+    text = os.environ[VARIABLE]
     if not text.isdecimal():
         raise WrongValue(
             f"invalid {VARIABLE}={text!r}: not a number. Use 1 to check for NaN and Inf, or N > 1 to also compare the "

@@ -11,8 +11,8 @@ from test_training import batch, loss_of, mlp
 
 import ddp
 import ddp.shm
-from ddp.diagnostics.numerics import fingerprint
 from ddp.groups.core_loading import native
+from ddp_launch_wings.diagnostics.numerics import fingerprint
 
 if TYPE_CHECKING:
     from ranks import Ranks

@@ -14,9 +14,9 @@ from torch import nn
 
 import ddp
 import ddp.shm
-from ddp.diagnostics import bucket_search
 from ddp.elastic import contents
 from ddp.groups.core_loading import native
+from ddp_launch_wings.diagnostics import bucket_search
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp.diagnostics import bucket_search, timeline
-from ddp.diagnostics.timeline import BucketTimes, StepTimes, TimeSpan
 from ddp.reducer.plan import MIB, BucketPlan, ParameterInfo, Transport, limits, rebuilt_plan
+from ddp_launch_wings.diagnostics import bucket_search, timeline
+from ddp_launch_wings.diagnostics.timeline import BucketTimes, StepTimes, TimeSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from ddp.elastic.seeds import mixed
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
@@ -92,3 +93,24 @@ def total(parts: Mapping[Node, T], logical_world: int, add: Callable[[T, T], T])
 def tree_sum(parts: Sequence[T], add: Callable[[T, T], T]) -> T:
     """Add one value for each logical rank."""
     return total({raised((0, rank), len(parts)): part for rank, part in enumerate(parts)}, len(parts), add)
+
+
+# --- seeds -----------------------------------------------------------------------------------------
+
+
+def seed_of_step(seed: int, step: int, logical_rank: int, logical_world: int, stream: int) -> int:
+    """The seed of a logical rank in a step; `stream` is 0 or 1.
+
+    torch's generator on the CPU uses only the low 32 bits of a seed. Here they are a permutation of a counter, so the
+    first 2^32 seeds of a job differ in them. Random numbers of 32 bits would meet after some 80,000 seeds.
+    """
+    counter = (step * logical_world + logical_rank) * 2 + stream
+    low = _permuted((mixed(seed) + counter) & 0xFFFFFFFF)
+    return mixed(seed, step, logical_rank, stream) & ~0xFFFFFFFF | low
+
+
+def _permuted(number: int) -> int:
+    """The last steps of the hash function Murmur3, for 32 bits."""
+    number = (number ^ number >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    number = (number ^ number >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return number ^ number >> 16

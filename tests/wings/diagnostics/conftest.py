@@ -1,0 +1,3 @@
+from ranks import three_ranks, two_ranks
+
+__all__ = ["three_ranks", "two_ranks"]
