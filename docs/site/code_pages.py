@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import variables
 
 import ddp
+from launcher.failure.symptoms import TABLE
 from launcher.health import exposition
 from launcher.notify.job_events import EventKind
 from launcher.settings.options import OPTIONS
@@ -194,6 +195,19 @@ def events() -> str:
             )
         )
         + "\n"
+    )
+
+
+def messages() -> str:
+    rows = [
+        f"| {', '.join(f'`{phrase}`' for phrase in each.phrases)} | {each.failure} | {each.restart} | {each.hint} |"
+        for each in TABLE
+    ]
+    return (
+        "# Messages of errors\n\nThe first row that matches a message decides the class of the failure, and the hint. "
+        '`--failure-policy` sets the action; "suggested" is what fits. How it is used: '
+        "[communication errors](../communication-errors.md).\n\n"
+        + "\n".join(("| the message contains | class | suggested | hint |", "|---|---|---|---|", *rows, ""))
     )
 
 

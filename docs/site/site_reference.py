@@ -20,6 +20,7 @@ PAGES = {
     "reference/environment.md": code_pages.environment,
     "reference/metrics.md": code_pages.metric_names,
     "reference/events.md": code_pages.events,
+    "reference/messages.md": code_pages.messages,
     "reference/protocol.md": code_pages.protocol,
     "reference/modules.md": module_page.modules,
 }

@@ -298,8 +298,8 @@ def _any(words: str, needles: tuple[str, ...]) -> bool:
 #
 # --failure-policy sets the action of each class. The field `restart` holds the action that the message suggests:
 # RESTART, EXCLUDE (restart without the node, as with hardware=exclude), or FAIL (a restart would fail in the same
-# way, as with user-exception=fail). The first entry that matches a message applies. docs/communication-errors.md
-# shows this table.
+# way, as with user-exception=fail). The first entry that matches a message applies. The
+# documentation site shows this table.
 
 
 class SuggestedAction(StrEnum):

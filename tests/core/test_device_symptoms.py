@@ -97,11 +97,8 @@ def test_every_line_of_the_table_is_reached() -> None:
     assert {line.restart for line in TABLE if line.failure is C.USER_EXCEPTION} == {SuggestedAction.FAIL}
 
 
-def test_the_page_shows_the_tables() -> None:
+def test_the_page_shows_the_variables_of_nccl() -> None:
     page = (Path(__file__).parents[2] / "docs" / "communication-errors.md").read_text()
-    for line in TABLE:
-        said = ", ".join(f"`{needle}`" for needle in line.phrases)
-        assert f"| {said} | {line.failure} | {line.restart} | {line.hint} |" in page
     for name, value, why in nccl_env.SHARED:
         assert f"| `{name}` | `{value}` | {why} |" in page
     assert all(f"| `{name}` | a path | {why} |" in page for name, why in nccl_env.OF_RANK)

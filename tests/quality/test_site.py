@@ -100,6 +100,10 @@ def test_pages_that_are_made_from_the_code(tmp_path) -> None:
     shown = set(re.findall(r"`ddp_launch_([a-z_]+)`", metrics))
     source = (ROOT / "launcher/health/exposition.py").read_text()
     assert shown >= set(re.findall(r'_(?:family|histogram)\(\s*"([a-z_]+)"', source))
+    assert (
+        "| `duplicate gpu detected` | user-exception | fail |"
+        in (tmp_path / "reference/messages.md").read_text()
+    )
     assert "message Join {" in (tmp_path / "reference/protocol.md").read_text()
     for kind in EventKind:
         assert re.search(rf"^\| `{kind}` \| \w", (tmp_path / "reference/events.md").read_text(), re.MULTILINE)
