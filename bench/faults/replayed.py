@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_launch_wings.replay.journal_file import JournalFile, JournalUnreadable
+from ddp_launch_wings.replay.player import play
 from launcher.replaying import machine as agent
-from rendezvous.replay.journal_file import JournalFile, JournalUnreadable
-from rendezvous.replay.player import play
+from rendezvous.replay.journal import service_machine as service
 from rendezvous.replay.records import RecordUnreadable, records
-from rendezvous.replay.what_if import machine as service
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser
 from rendezvous.completion import SHELLS
+from rendezvous.control.formats import add_output
 from rendezvous.control.top_table import COLUMNS
 from rendezvous.values.durations import seconds_in
 from rendezvous.values.version import VERSION
@@ -63,7 +64,7 @@ class Command(StrEnum):
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
 # These do not call the service.
-COMPLETION, EXPLAIN, REPLAY = "completion", "explain", "replay"
+COMPLETION, EXPLAIN = "completion", "explain"
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
@@ -91,7 +92,6 @@ _HELP = {
     Command.RELOAD: "go on with the edited script from the last step; if it fails, with the script as it was",
     Command.ABORT: "end a job",
 }
-_REPLAY_HELP = "make the decisions of a journal again, or with other settings; needs no service"
 
 
 def _aliases_of(command: Command) -> list[str]:
@@ -172,14 +172,13 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
     completion.add_argument("shell", choices=SHELLS)
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
     explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
-    _add_replay(commands.add_parser(REPLAY, help=_REPLAY_HELP, parents=[shared]))
     _add_wings(commands, words)
     return found
 
 
 def _add_wings(commands: Any, words: Sequence[str]) -> None:
     """All of them, unless the words have a command of ours."""
-    has_ours = not {*Command, *ALIASES, COMPLETION, EXPLAIN, REPLAY}.isdisjoint(words)
+    has_ours = not {*Command, *ALIASES, COMPLETION, EXPLAIN}.isdisjoint(words)
     found = doors.names(doors.CTL_COMMAND)
     for name, value in (found if has_ours else found | doors.others(doors.CTL_COMMAND)).items():
         if has_ours and name not in words:
@@ -311,19 +310,6 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_replay(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", help="the journal: a file that ends in .ddpj")
-    command.add_argument(
-        "--what-if",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="another setting of the job, such as lease=8, max-restarts=0 or spares=+1 (one node more that stands by); "
-        "repeat the option for more",
-    )
-    command.add_argument("--all", action="store_true", help="print the steps that decide nothing as well")
-
-
 def _shared() -> _Parser:
     """Options accepted before and after the command. The main parser has their defaults."""
     shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -332,12 +318,7 @@ def _shared() -> _Parser:
         metavar="HOST:PORT[,...]",
         help=f"address of the service [{_ENDPOINT_ENV}; default: {DEFAULT_ENDPOINT}, and your jobs on this machine]",
     )
-    shared.add_argument(
-        "-o",
-        "--output",
-        choices=["text", "table", "json", "yaml"],
-        help="output format (default: text; table is the same)",
-    )
+    add_output(shared)
     shared.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of each call (default: 10)")
     return shared
 

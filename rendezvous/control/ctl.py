@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from _ddp_launch_entry import WingMissing
 from rendezvous.completion import of_parser, script
-from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, REPLAY, parser
+from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.values.error_codes import Code, with_code
@@ -39,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if arguments.command == EXPLAIN:
             return _explain_code(arguments.code)
-        if arguments.command == REPLAY:
-            return _replay(arguments)
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
@@ -63,20 +61,6 @@ def _explain_code(word: str) -> int:
         return _failed(words, _USAGE, Code.UNKNOWN_CODE)
     write(text)
     return 0
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from rendezvous.control.replay import CannotReplay, run
-    from rendezvous.replay.journal_file import JournalUnreadable
-
-    try:
-        return run(arguments)
-    except (CannotReplay, JournalUnreadable) as error:
-        return _failed(str(error), _USAGE, error.code)
-    except OSError as error:
-        if error.filename is None:  # of standard output
-            raise
-        return _failed(f"cannot read {error.filename}: {error.strerror}", _USAGE, Code.FILE_UNREADABLE)
 
 
 def _ask(arguments: argparse.Namespace) -> int:

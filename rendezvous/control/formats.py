@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from typing import Any
@@ -11,6 +12,17 @@ from rendezvous.values.error_codes import Code, with_code
 
 JSON, YAML = "json", "yaml"
 _FOR_PROGRAMS = (JSON, YAML)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The option for the format. The main parser has its default."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=["text", "table", *_FOR_PROGRAMS],
+        default=argparse.SUPPRESS,
+        help="output format (default: text; table is the same)",
+    )
 
 
 def is_for_programs(output: str) -> bool:

@@ -131,13 +131,17 @@ def name_of(job_id: str) -> str:
 
 def journal_of(journals: Journals, job_id: str) -> Journal:
     """The journal of the service about a job."""
-    return journals.open(name_of(job_id), _service_machine)
+    return journals.open(name_of(job_id), service_machine)
 
 
-def _service_machine() -> Machine:
-    from rendezvous.replay.what_if import machine
+def service_machine() -> Machine:
+    from rendezvous.machine import step
+    from rendezvous.replay.records import Machine
+    from rendezvous.rounds.admission import renew_leases, resume
+    from rendezvous.values.events import Effect, Event
+    from rendezvous.values.job_state import JobState
 
-    return machine()
+    return Machine("service", JobState, Event, Effect, step, resume, renew_leases)
 
 
 class Journal:

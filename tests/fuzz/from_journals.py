@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ddp_launch_wings.replay.player import answers, event_words, play
 from rendezvous.machine import step
-from rendezvous.replay import what_if
 from rendezvous.replay.hiding import Hiding
-from rendezvous.replay.player import answers, event_words, play
+from rendezvous.replay.journal import service_machine
 from rendezvous.replay.records import RecordUnreadable, Scribe, read_header, records
 from rendezvous.rounds.admission import resume
 from rendezvous.values.events import (
@@ -37,7 +37,7 @@ _EVENTS: tuple[Event, ...] = (
 
 
 def _seed() -> bytes:
-    scribe, state = Scribe(what_if.machine(), Hiding(b"key")), JobState()
+    scribe, state = Scribe(service_machine(), Hiding(b"key")), JobState()
     lines = [scribe.header("0.1", 1.0), scribe.load(state, 1.0, resume(state, 1.0)[1])]
     for event in _EVENTS:
         state, effects = step(state, event, 2.0)
@@ -46,7 +46,7 @@ def _seed() -> bytes:
 
 
 def journal(data: bytes) -> None:
-    machine = what_if.machine()
+    machine = service_machine()
     first, _, rest = data.partition(b"\n")
     for each in play(machine, records(machine, read_header(first), rest.split(b"\n"))):
         assert all(str(line) for line in answers(machine, each.effects))

@@ -58,7 +58,7 @@ CORE = {
             "rounds",
             "admission hang_examination healing event_log orders policy sealing snapshot stopping view",
         ),
-        *within("replay", "hiding player records what_if"),
+        *within("replay", "hiding records"),
         *within("service", "waiting_jobs"),
         *within(
             "values",
@@ -78,12 +78,13 @@ CORE = {
     },
     WINGS: {
         "plan",
-        *("diagnostics", "logical", "otlp", "redundancy", "submit", "web"),
+        *("diagnostics", "logical", "otlp", "redundancy", "replay", "submit", "web"),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         "logical.logical_ranks",
         "otlp.traces",
         *within("redundancy", "erasure_code placement"),
         *within("plan", "prediction profile step_model table"),
+        *within("replay", "player what_if"),
         *within("submit", "job kubernetes slurm ssh"),
         *within("web", "figures requests"),
     },
@@ -97,7 +98,7 @@ CORE_AND_SHELL = (
     | within("rendezvous", "access client control diagnosing replay rounds service values")
     | within("ddp", "elastic groups launching reducer sharding telemetry")
     | within("ddp.elastic", "images")
-    | within(WINGS, "diagnostics logical otlp plan redundancy submit web")
+    | within(WINGS, "diagnostics logical otlp plan redundancy replay submit web")
 )
 
 
@@ -143,6 +144,10 @@ WINGS_NEED = {
         "mpi4py torch",
     ),
     "torchrun": needs("rendezvous.client rendezvous.values", "torch"),
+    "replay": needs(
+        "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay rendezvous.rounds.admission "
+        "rendezvous.values"
+    ),
     "submit": needs("rendezvous.access.secret rendezvous.control.yaml_text rendezvous.values.error_codes"),
 }
 

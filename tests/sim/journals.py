@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.replay.player import Step, play
 from rendezvous.replay.hiding import Hiding
-from rendezvous.replay.player import Step, play
 from rendezvous.replay.records import Machine, Record, Scribe, read_header, records
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from journals import MemoryJournal
 
-from rendezvous.replay.what_if import machine
+from rendezvous.replay.journal import service_machine
 from rendezvous.service.owner import OwnedJob, Transition
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
@@ -39,7 +39,7 @@ class Service:
         self.world, self.address = world, address
         self.alive = True
         self.skew_s = world.chance.skew_s()
-        self.journal = MemoryJournal(machine()) if world.keeps_journals else None
+        self.journal = MemoryJournal(service_machine()) if world.keeps_journals else None
         self.job = OwnedJob(self.journal)
         self.accepted: list[Connection] = []
         self.connections: dict[object, Connection] = {}  # the latest of each agent

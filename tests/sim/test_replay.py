@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sim_world import Job
 
-from rendezvous.replay.what_if import Changes, compare
+from ddp_launch_wings.replay.what_if import Changes, compare
 
 if TYPE_CHECKING:
     from journals import MemoryJournal

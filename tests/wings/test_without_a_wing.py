@@ -61,6 +61,7 @@ ASKED = {
     ),
     "mpi": Asked("import ddp; ddp.init('mpi4py')", code=""),
     "torchrun": Asked("from _ddp_launch_entry import torchrun_backend; torchrun_backend()", code=""),
+    "replay": Asked(command("ddpctl", "replay", "a.ddpj")),
     "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),
 }
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from job_story import Story, agent, spec
 
+from ddp_launch_wings.replay.journal_file import JournalFile
+from ddp_launch_wings.replay.what_if import BadChange, parse
 from rendezvous.control import ctl
 from rendezvous.replay import journal
-from rendezvous.replay.journal import Journal, JournalFolder, Journals, journal_of
-from rendezvous.replay.journal_file import JournalFile
+from rendezvous.replay.journal import Journal, JournalFolder, Journals, journal_of, service_machine
 from rendezvous.replay.records import MAGIC
-from rendezvous.replay.what_if import BadChange, machine, parse
 from rendezvous.rounds.admission import renew_leases, resume
 from rendezvous.values.error_codes import Code
 from rendezvous.values.events import (
@@ -457,7 +457,7 @@ def test_no_text_of_the_script_or_of_a_person_is_in_the_file(tmp_path: Path, cap
 def test_an_hour_of_a_node_takes_less_than_a_megabyte(tmp_path: Path) -> None:
     """Of a job of 4 nodes with 8 ranks each that trains. All that the service receives then is sent at intervals."""
     nodes, minutes, draw = 4, 6, random.Random(5)
-    file = journal._File(Journals(str(tmp_path), 1 << 30, print), "x", machine(), b"key")
+    file = journal._File(Journals(str(tmp_path), 1 << 30, print), "x", service_machine(), b"key")
     members = [agent(f"gpu-node-{number:04}") for number in range(nodes)]
     spent = {(node, rank): TimeSpent() for node in range(nodes) for rank in range(8)}
     for second in range(minutes * 60):

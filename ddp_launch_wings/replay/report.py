@@ -1,31 +1,30 @@
-"""`ddpctl replay`: runs the state machine of a journal again, step by step, or with other settings."""
+"""What `ddpctl replay` prints: it runs the state machine of a journal again, step by step, or with other settings."""
 
 from __future__ import annotations
 
 import time
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.replay.journal_file import JournalFile, JournalUnreadable
+from ddp_launch_wings.replay.player import answers, event_words, play
+from ddp_launch_wings.replay.what_if import BadChange, compare, parse
+from launcher import replaying
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn
-from rendezvous.replay.journal_file import JournalFile, JournalUnreadable
-from rendezvous.replay.player import answers, event_words, play
-from rendezvous.replay.records import RecordUnreadable, records
-from rendezvous.replay.what_if import BadChange, parse
+from rendezvous.replay.journal import service_machine
+from rendezvous.replay.records import Do, Load, RecordUnreadable, Start, records
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from rendezvous.replay.player import Line, Step
+    from ddp_launch_wings.replay.player import Line, Step
+    from ddp_launch_wings.replay.what_if import Choice, Parting
     from rendezvous.replay.records import Machine, Record
-    from rendezvous.replay.what_if import Choice, Parting
 
-MACHINES = (
-    "ddp_launch.replay"  # the group of entry points; the launcher names the machine of its agents there
-)
 _DIFFER, _UNREADABLE = 1, 2
 
 
@@ -36,7 +35,7 @@ class CannotReplay(Coded, ValueError):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `OSError`, and `JournalUnreadable` or `CannotReplay`, which are for a user."""
+    """Raise `OSError`, and `JournalUnreadable` or `CannotReplay`, which are for a user."""
     file = JournalFile(arguments.file)
     machine = _machine(file)
     found = _Records(file, machine)
@@ -48,15 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _machine(file: JournalFile) -> Machine:
     name = file.header.machine
     if name == "service":
-        from rendezvous.replay.what_if import machine
-
-        return machine()
-    for point in entry_points(group=MACHINES, name=name):
-        made: Machine = point.load()()
-        return made
+        return service_machine()
+    if name == "agent":
+        return replaying.machine()
     raise JournalUnreadable(
-        f"{file.path} is the journal of a machine named {name[:40]!r}, which is not installed here. Replay it where "
-        "ddp-launch is installed, in the release that wrote it or a later one"
+        f"{file.path} is the journal of a machine named {name[:40]!r}, which is not known here. Replay it in the "
+        "release that wrote it or a later one"
     )
 
 
@@ -81,8 +77,6 @@ class _Records:
         self.damage = self.damage or self._file.damage
 
     def _note(self, error: RecordUnreadable) -> None:
-        from rendezvous.values.version import VERSION
-
         release = self._file.header.release
         other = f" (written by release {release[:40]}, this is {VERSION})" if release != VERSION else ""
         self.damage = f"{error}{other}"
@@ -213,8 +207,6 @@ def _what_if(file: JournalFile, found: _Records, arguments: argparse.Namespace) 
         changes = parse(arguments.what_if)
     except BadChange as error:
         raise CannotReplay(str(error)) from None
-    from rendezvous.replay.records import Do, Load, Start
-    from rendezvous.replay.what_if import compare
 
     known = list(found)
     began = next((each.now for each in known if isinstance(each, Start | Load | Do)), 0.0)

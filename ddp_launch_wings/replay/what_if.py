@@ -18,9 +18,9 @@ from bisect import bisect_right, insort
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.replay.player import decided, event_words
 from rendezvous.machine import step
-from rendezvous.replay.player import decided, event_words
-from rendezvous.replay.records import Do, Hear, Load, Machine, Record, Start
+from rendezvous.replay.records import Do, Hear, Load, Record, Start
 from rendezvous.rounds.admission import renew_leases, resume
 from rendezvous.values.durations import UNITS, seconds_in
 from rendezvous.values.events import (
@@ -50,7 +50,7 @@ from rendezvous.values.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from rendezvous.replay.player import Line
+    from ddp_launch_wings.replay.player import Line
     from rendezvous.values.types import JobSpec
 
 
@@ -394,10 +394,3 @@ KEYS: Mapping[str, Callable[[str, str], dict[str, Any]]] = {
     "node-failures": _whole("node_failure_limit"),
     "node-cooldown": _seconds("node_cooldown_s", 0.1),
 }
-
-
-# --- the state machine of the service, as a replay runs it ------------------------------------------
-
-
-def machine() -> Machine:
-    return Machine("service", JobState, Event, Effect, step, resume, renew_leases)

@@ -1,0 +1,1 @@
+"""`ddpctl replay`: makes the decisions of a journal again, or with other settings."""
