@@ -63,6 +63,13 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
         ("a minority is not blamed for a deadlock",
          "if n_common * 2 > len(stuck) and n_common < len(stuck):", "if False:"),
     ]),
+    ("rendezvous/diagnosing/waits.py", "core/test_diagnosis.py", [
+        ("all members of a broadcast are waited for",
+         'if awaited.op == "broadcast" and awaited.peer in last and _is_behind(last[awaited.peer], call.seq):',
+         "if False:"),
+        ("only who has used a group is its member",
+         "if group.members and (listed := ranks_in(group.members)):", "if False:"),
+    ]),
     ("launcher/health/stall_detection.py", "core/test_stall_detection.py", [
         ("off is not off", "if not budgets.enabled:\n", "if False:\n"),
         ("a section's own time limit does not count",
@@ -87,6 +94,20 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
     ("rendezvous/rounds/admission.py", "core/test_machine_rounds.py core/test_endpoints.py", [
         ("an unhealthy node runs ranks", "if not facts.healthy and exclusion is None:", "if False:"),
         ("a node rank is given twice", "if owner is None or owner == node:", "if True:"),
+    ]),
+    ("rendezvous/rounds/admission.py", "core/test_machine_rounds.py", [
+        ("those who wait hear of every refusal",
+         "if state.phase is not Phase.FORMING or refusal.exit_code != _USAGE_DISAGREES:",
+         "if state.phase is not Phase.FORMING:"),
+    ]),
+    ("rendezvous/rounds/admission.py", "core/test_healing.py", [
+        ("the times of heals stay on the clock of another service",
+         "heal_times=tuple(at + by_s for at in state.heal_times),", "heal_times=state.heal_times,"),
+    ]),
+    ("rendezvous/rounds/policy.py", "core/test_machine_failures.py", [
+        ("a node that is left out counts as one that comes back",
+         "if member and member.node_rank is None and node not in state.excluded and node != without:",
+         "if member and member.node_rank is None and node != without:"),
     ]),
     ("rendezvous/rounds/admission.py", "core/test_disagreement.py", [
         ("specs that disagree form one job", "if state.spec is not None and event.spec != state.spec:", "if False:"),
@@ -116,6 +137,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
     ]),
     ("launcher/health/node_health.py", "core/test_health_of_nodes.py", [
         ("a spike of pressure is reported at once", "(_READINGS if symptom.may_be_a_spike else 1)", "1"),
+        ("a GPU that does not respond runs at full speed again", "    if not gpu.lost:\n", "    if True:\n"),
     ]),
     ("launcher/health/stop_rules.py", "core/test_stop_rules.py", [
         ("a condition of --stop-when needs no duration", "if now - then < for_s:", "if False:"),

@@ -284,7 +284,7 @@ def is_lost_early(
     ranks had progressed regularly, and stopped when it fell silent. `heard_at` is the time of the latest heartbeat of
     an agent of the world. Of later times nothing is known.
     """
-    if heard_at - silent_since < least_s or not is_in_world(state, agent):
+    if heard_at - silent_since < least_s:
         return False
     if state.phase is Phase.STOPPING:
         failed = {cause.failure for cause in state.causes.values()}

@@ -166,6 +166,20 @@ def test_ranks_whose_agent_is_silent_are_suspected_only() -> None:
     assert "its agent did not report its state" in finding.blamed[0].reason
 
 
+def test_a_broadcast_waits_for_its_root_alone() -> None:
+    """Rank 1 is behind as well: it sends nothing that anybody here needs."""
+    waits = replace(waiting(0, 4, 12), calls=(call(12, op="broadcast", peer=2),))
+    finding = found(waits, replace(waits, rank=3), absent(1, 4, 11), absent(2, 4, 11))
+    assert blamed(finding) == [2]
+
+
+def test_a_member_that_has_never_used_its_group_is_missing_there() -> None:
+    """What the others say of the group names it; it has nothing to say itself."""
+    waits = waiting(0, 4, 1, "7", "0,2", 2)
+    others = (replace(absent(rank, 4, 11), groups=()) for rank in (1, 2, 3))
+    assert blamed(found(waits, *others)) == [2]
+
+
 def test_what_has_left_the_table_of_groups_is_not_held_against_anybody() -> None:
     full = tuple(GroupView(f"g{i}", 4, "0-3", 1, 1) for i in range(8))
     lost_count = replace(absent(1, 4, 11), groups=full, stalled_s=0.1)

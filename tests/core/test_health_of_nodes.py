@@ -187,6 +187,8 @@ def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
     )
     lost = replace(WELL, gpus=(Gpu(0, lost="GPU is lost"),))
     assert alike(story(lost, lost, WELL), [(), ("GPU is lost",), ("GPU 0 responds again",)])
+    ends = story(hot, hot, lost, lost)[2:]
+    assert alike(ends, [(), ("GPU is lost",)]), "whether it is slow is not known any more"
 
 
 def _with_errors(ecc: int, xids: tuple[int, ...] = ()) -> Gpu:

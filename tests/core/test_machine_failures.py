@@ -206,6 +206,12 @@ def test_a_new_life_of_an_agent_costs_one_restart_and_keeps_its_rank() -> None:
     assert (again.nodes(), again.state.restarts_used) == (["a", "b"], 1)
 
 
+def test_a_drained_node_that_starts_a_new_agent_is_not_one_of_the_same_nodes() -> None:
+    story = running(spec(2), "a", "b", "c").joins("a", life=2).happens(NodeDrained("a", "fans"))
+    story.fails("b", 2).stop("b")
+    assert (story.nodes(), decision(story).kind) == (["c", "b"], DecisionKind.RESTART_WITH_SPARE)
+
+
 def test_a_node_lost_after_its_ranks_finished_breaks_nothing() -> None:
     story = running(spec(2), "a", "b").finish("a").happens(AgentLost(agent("a"), "gone"))
     assert decision(story).kind is DecisionKind.IGNORE

@@ -202,9 +202,10 @@ def test_a_rank_of_another_node_is_not_an_agents_to_report() -> None:
 
 
 def test_a_retired_life_stays_out() -> None:
-    story = Story(spec(2)).joins("a").joins("a", life=2)
+    story = Story(spec(3)).joins("a", "b").joins("a", life=2)
     before = story.state
     (told,) = story.joins("a", life=1).told("a")
+    assert story.told("b") == [], "a refusal that tells nothing about the options"
     assert isinstance(told, Refused)
     assert (told.exit_code, told.retryable) == (77, False)
     assert story.happens(AgentHeard(agent("a", 1))).told("a") == [told]
