@@ -197,7 +197,7 @@ fuzz: install-test
 	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --keep $(TARGETS)
 
 # The documentation, strictly: generated pages, then the site with all its links checked, in build/site.
-site: install .venv-site/.installed
+site: install-test .venv-site/.installed
 	@rm -rf build/pages && $(BIN)/python docs/site/site_reference.py build/pages
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
 	@$(BIN)/python docs/site/site_check.py build/site

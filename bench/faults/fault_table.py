@@ -1,7 +1,7 @@
 """Keeps the results of the fault suite in results.json, and writes docs/faults.md from them.
 
 A case has a play with restarts, and most have one in place. A run replaces the results of what it played. The page has
-a row for each fault, and the times of each kind of fault together; results.json has those of each case.
+the times of each kind of fault; the documentation site also has a row for each fault, and results.json each case.
 """
 
 from __future__ import annotations
@@ -95,23 +95,39 @@ def in_order(cases: Iterable[Case]) -> list[Case]:
 
 
 def names(page: str) -> list[str]:
-    """The cases that the page shows."""
-    table = page.partition(_BEGIN)[2].partition(_END)[0]
-    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    """The cases that a page with all rows shows."""
+    cells = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
 def with_table(page: str, results: Results, machine: str, cases: Sequence[Case]) -> str:
     before, _, rest = page.partition(_BEGIN)
     after = rest.partition(_END)[2]
-    blocks = [summary(results)]
-    for kind, title in _TITLES.items():
-        of_kind = [case for case in cases if case.kind is kind and case.name in results]
-        if of_kind:
-            played = {case.name: results[case.name] for case in of_kind}
-            blocks.append(f"## {title}\n\n{_times(played)}\n\n{_rows(of_kind, results)}")
-    table = "\n\n".join(blocks)
+    rows = ["| faults | cases | median (longest) |", "|---|---:|---|"]
+    for title, of_kind in _by_kind(cases, results):
+        count, _, times = _times({case.name: results[case.name] for case in of_kind}).partition(" cases. ")
+        rows.append(
+            f"| {title} | {count.removesuffix(' cases.')} | {times.removeprefix('Median (longest): ')} |"
+        )
+    table = summary(results) + "\n\n" + "\n".join(rows)
     return f"{before}{_BEGIN}{table}\n\nMachine: {machine}.\n{_END}{after}"
+
+
+def all_rows(results: Results, cases: Sequence[Case]) -> str:
+    """The page of the site."""
+    blocks = [
+        "# Every fault and its verdict",
+        "How they are played, and how fast the job recovers: [faults](../faults.md). Cases of one row differ in the "
+        "DDP class, the backend, the start or the number of nodes. The text of a verdict is cut.",
+    ]
+    blocks += [f"## {title}\n\n{_rows(of_kind, results)}" for title, of_kind in _by_kind(cases, results)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _by_kind(cases: Sequence[Case], results: Results) -> Iterable[tuple[str, list[Case]]]:
+    for kind, title in _TITLES.items():
+        if of_kind := [case for case in cases if case.kind is kind and case.name in results]:
+            yield title, of_kind
 
 
 def _rows(cases: Sequence[Case], results: Results) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / name) for name in ("docs/site", "docs", "bench/faults")
+)
 
 import code_pages
+import fault_table
 import module_page
 import options
+import suite
 from command_pages import ddp_rendezvous, ddpctl
 
 PAGES = {
@@ -20,6 +24,7 @@ PAGES = {
     "reference/environment.md": code_pages.environment,
     "reference/metrics.md": code_pages.metric_names,
     "reference/events.md": code_pages.events,
+    "reference/faults.md": lambda: fault_table.all_rows(fault_table.load()[0], suite.CASES),
     "reference/messages.md": code_pages.messages,
     "reference/protocol.md": code_pages.protocol,
     "reference/modules.md": module_page.modules,
