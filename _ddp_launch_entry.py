@@ -163,6 +163,7 @@ COMMAND = "ddp_launch.command"  # `ddp-launch NAME ...`
 STORE = "ddp_launch.store"  # of the service: `--store NAME://...`
 PAGE = "ddp_launch.page"  # `--web`: the page of a service or of a job
 COMMIT_SHIELD = "ddp_launch.commit_shield"  # of `ddp.elastic.State`, in ranks
+HEALTH_SOURCE = "ddp_launch.health_source"  # `--health-source`
 EVENT_SINK = "ddp_launch.event_sink"  # of the agent
 BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
 LIBRARY = "ddp_launch.library"  # names of the package ddp, in ranks

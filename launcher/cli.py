@@ -198,7 +198,7 @@ def prepare(
     checks.check_port_and_log_dir(settings)
     checks.check_open_files(settings, spec)
     checks.check_debugger(settings, python, spec.nproc)
-    checks.check_page(settings)
+    checks.check_wings(settings)
     return spec, [*warnings, *filter(None, [checks.misplaced_option(entry)])]
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from launcher.sources.findings import Severity
+from launcher.sources import Severity
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from launcher.machine.gpu_state import Gpu
-    from launcher.sources.findings import Opinion
+    from launcher.sources import Opinion
 
 GIB = 1 << 30
 MIB = 1 << 20

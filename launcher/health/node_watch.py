@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import _ddp_launch_entry as doors
 from launcher import daemon_threads
 from launcher.exchange import AgentPhase
 from launcher.health import exposition, node_health, stall_detection
@@ -36,7 +37,7 @@ from launcher.machine.kernel_log import KernelLog
 from launcher.machine.xids import Xid, short_bus
 from launcher.output.lines import printable
 from launcher.settings.spec import timer_file
-from launcher.sources.source import HealthSource, Poll
+from launcher.sources import Opinion, SourceFailed
 from launcher.template import scratch, tree
 from launcher.template.cgroup import folders as folders_of
 from launcher.template.tree import process_stat
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from launcher.machine.gpu_state import Gpu
     from launcher.machine.nvml import Nvml
     from launcher.settings.spec import LaunchSpec
+    from launcher.sources import HealthSource
     from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_time import RankTime
     from rendezvous.values.types import StragglerRule
@@ -108,7 +110,10 @@ class NodeWatch:
         self.on_news: Callable[[str], None] = lambda _text: None
         self.rank_times: Callable[[], Sequence[RankTime]] = tuple
         self._restarts = {part: Histogram((0,) * BINS) for part in ("all", *PARTS)}
-        sources = [HealthSource(place, spec.health_ignored) for place in spec.health_sources]
+        sources = [
+            doors.find(doors.HEALTH_SOURCE, "any")(place, spec.health_ignored)
+            for place in spec.health_sources
+        ]
         self._poll = Poll(sources, os.environ)
         self._sampler = Sampler(partial(Node, [folder], self._poll), self._from_thread, _SAMPLE_S, boundary)
         self._web: Web | None = None
@@ -640,3 +645,43 @@ class RankTimers:
         os.close(process.fd)
         for handle in process.timers.values():
             handle.cancel()
+
+
+# --- health sources ---------------------------------------------------------------------------------
+#
+# Asks the health sources at intervals, in a thread of its own: a source that hangs delays nothing else.
+
+_SOURCES_EVERY_S = 30.0
+
+
+class Poll:
+    """`latest` is replaced as a whole, so that it can be read from another thread."""
+
+    def __init__(
+        self, sources: Sequence[HealthSource], environ: Mapping[str, str], every_s: float = _SOURCES_EVERY_S
+    ) -> None:
+        self._sources, self._environ, self._every_s = sources, environ, every_s
+        self._over = threading.Event()
+        self.latest: tuple[Opinion, ...] = ()
+
+    def start(self) -> None:
+        if self._sources:
+            threading.Thread(target=self._run, name="health sources", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread without waiting: it may be blocked in a read."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            before = {opinion.place: opinion for opinion in self.latest}
+            self.latest = tuple(self._asked(source, before.get(source.place)) for source in self._sources)
+            self._over.wait(self._every_s)
+
+    def _asked(self, source: HealthSource, before: Opinion | None) -> Opinion:
+        """If the source fails, its last findings stay: nothing says that they are over."""
+        try:
+            return Opinion(source.place, source.ask(self._environ), has_answered=True)
+        except SourceFailed as error:
+            known = before or Opinion(source.place)
+            return replace(known, problem=str(error))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.machine.gpu_state import in_words, order_by_links
 from launcher.machine.xids import short_bus
-from launcher.sources.findings import Severity
+from launcher.sources import Severity
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from launcher.machine.gpu_state import Gpu, Layout, PcieLink, Process
     from launcher.machine.xids import Xid
-    from launcher.sources.findings import HealthFinding
+    from launcher.sources import HealthFinding
 
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import _ddp_launch_entry as doors
 from launcher.machine import nvml
 from launcher.machine.gpu_reading import read_all, read_layout
 from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
@@ -22,13 +23,14 @@ from launcher.machine.small_files import text_of
 from launcher.output.log_folder import temporary_roots
 from launcher.preflight import checkup, host, installed
 from launcher.preflight.checkup import MB, Check, Gpus, Grade, Report, skipped
-from launcher.sources.source import HealthSource, SourceFailed
+from launcher.sources import SourceFailed
 from launcher.template.torch_release import too_old
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from launcher.settings.spec import LaunchSpec
+    from launcher.sources import HealthSource
 
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
 
 def _sources(spec: LaunchSpec) -> Iterator[tuple[str, Part]]:
     for place in spec.health_sources:
-        source = HealthSource(place, spec.health_ignored)
+        source = doors.find(doors.HEALTH_SOURCE, "any")(place, spec.health_ignored)
         yield checkup.name_of(place), partial(_asked, source)
 
 

@@ -401,8 +401,10 @@ def check_debugger(settings: Settings, python: str, nproc: int) -> None:
         )
 
 
-def check_page(settings: Settings) -> None:
-    """Find out before the ranks start whether the packages of the page are installed."""
+def check_wings(settings: Settings) -> None:
+    """Find out before the ranks start whether what the options need is installed."""
+    if settings["health_source"]:
+        doors.find(doors.HEALTH_SOURCE, "any")
     if settings["web"] and (missing := doors.find(doors.PAGE, "web").missing_packages()):
         raise UsageError(missing, code=Code.PACKAGE_MISSING)
 

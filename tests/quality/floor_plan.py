@@ -40,7 +40,6 @@ CORE = {
         ),
         *within("preflight", "checkup link_plan "),
         *within("ranks", "affinity worker_env"),
-        *within("sources", "findings "),
         *within(
             "settings",
             "arguments assemble config host_names option options spec usage values",
@@ -78,8 +77,9 @@ CORE = {
     },
     WINGS: {
         "plan",
-        *("diagnostics", "logical", "otlp", "redundancy", "replay", "submit", "web"),
+        *("diagnostics", "health_sources", "logical", "otlp", "redundancy", "replay", "submit", "web"),
         *within("diagnostics", "bucket_search numerics_report timeline"),
+        "health_sources.findings",
         "logical.logical_ranks",
         "otlp.traces",
         *within("redundancy", "erasure_code placement"),
@@ -93,12 +93,12 @@ CORE = {
 CORE_AND_SHELL = (
     within(
         "launcher",
-        "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
+        "answers failure health hosts joining machine notify output preflight ranks settings warm_pool",
     )
     | within("rendezvous", "access client control diagnosing replay rounds service values")
     | within("ddp", "elastic groups launching reducer sharding telemetry")
     | within("ddp.elastic", "images")
-    | within(WINGS, "diagnostics logical otlp plan redundancy replay submit web")
+    | within(WINGS, "diagnostics health_sources logical otlp plan redundancy replay submit web")
 )
 
 
@@ -132,6 +132,7 @@ WINGS_NEED = {
         "torch",
     ),
     "diagnostics": needs("ddp.reducer ddp.telemetry", "torch"),
+    "health_sources": needs("launcher.machine.xids launcher.sources rendezvous.values.late_dataclass"),
     "logical": needs(
         "ddp.comm_hooks.staged ddp.elastic.generators ddp.elastic.sampler ddp.elastic.seeds ddp.elastic.team "
         "ddp.groups.single_tensor ddp.reducer ddp.telemetry",
@@ -159,7 +160,7 @@ ROOMS = {
         "exchange": set(),
         "progress": set(),
         "machine": {"template"},
-        "sources": {"machine"},
+        "sources": set(),
         "error_boundary": set(),
         "ending_file": {"template"},
         "daemon_threads": set(),

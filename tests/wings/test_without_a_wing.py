@@ -53,6 +53,9 @@ ASKED = {
     "redundancy": Asked("from ddp.elastic import State; State(redundancy='auto')", code=""),
     # The job is not affected.
     "diagnostics": Asked("import ddp; ddp.trace", code=""),
+    "health_sources": Asked(
+        command("ddp_launch", "--health-source", "/run/health.json", "--nproc-per-node", "1", "train.py")
+    ),
     "logical": Asked("from ddp.elastic import LogicalWorld", code=""),
     "otlp": Asked(
         command("ddp_launch", "--otlp-endpoint", "http://127.0.0.1:9", "--nproc-per-node", "1", "train.py"),

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from launcher.sources import findings
-from launcher.sources.findings import NotUnderstood, Opinion, line
+from ddp_launch_wings.health_sources import findings
+from ddp_launch_wings.health_sources.findings import NotUnderstood, line
+from launcher.sources import SourceFailed
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import http.client
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from launcher.sources.findings import HealthFinding
+    from launcher.sources import HealthFinding
 
 
 KUBERNETES = "kubernetes"
@@ -31,15 +30,8 @@ _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _NAME = "NODE_NAME"
 
 
-class SourceFailed(Exception):
-    """The source did not answer, or its answer was not understood."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(line(why))
-
-
 @dataclass(frozen=True, slots=True)
-class HealthSource:
+class Source:
     """`place`: what --health-source names. `account`: the folder of the pod's service account."""
 
     place: str
@@ -57,9 +49,9 @@ class HealthSource:
         except TimeoutError:
             raise SourceFailed(f"no answer within {self.within_s:g} s") from None
         except OSError as error:
-            raise SourceFailed(error.strerror or str(error)) from None
+            raise SourceFailed(line(error.strerror or str(error))) from None
         except ValueError as error:
-            raise SourceFailed(str(error)) from None
+            raise SourceFailed(line(str(error))) from None
 
     def _text(self, environ: Mapping[str, str]) -> str:
         if self.place == KUBERNETES:
@@ -146,43 +138,3 @@ def _body(response: http.client.HTTPResponse, until: float) -> bytes:
         if len(read) > _LARGEST:
             raise SourceFailed(f"its answer is larger than {_LARGEST >> 20} MiB")
     return bytes(read)
-
-
-# --- poll -------------------------------------------------------------------------------------------
-#
-# Asks the health sources at intervals, in a thread of its own: a source that hangs delays nothing else.
-
-EVERY_S = 30.0
-
-
-class Poll:
-    """`latest` is replaced as a whole, so that it can be read from another thread."""
-
-    def __init__(
-        self, sources: Sequence[HealthSource], environ: Mapping[str, str], every_s: float = EVERY_S
-    ) -> None:
-        self._sources, self._environ, self._every_s = sources, environ, every_s
-        self._over = threading.Event()
-        self.latest: tuple[Opinion, ...] = ()
-
-    def start(self) -> None:
-        if self._sources:
-            threading.Thread(target=self._run, name="health sources", daemon=True).start()
-
-    def close(self) -> None:
-        """End the thread without waiting: it may be blocked in a read."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            before = {opinion.place: opinion for opinion in self.latest}
-            self.latest = tuple(self._asked(source, before.get(source.place)) for source in self._sources)
-            self._over.wait(self._every_s)
-
-    def _asked(self, source: HealthSource, before: Opinion | None) -> Opinion:
-        """If the source fails, its last findings stay: nothing says that they are over."""
-        try:
-            return Opinion(source.place, source.ask(self._environ), has_answered=True)
-        except SourceFailed as error:
-            known = before or Opinion(source.place)
-            return replace(known, problem=str(error))

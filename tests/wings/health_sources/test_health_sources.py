@@ -16,8 +16,9 @@ import pytest
 from launched import eventually
 from ports import free_port
 
-from launcher.sources.findings import Opinion, Severity
-from launcher.sources.source import HealthSource, Poll, SourceFailed
+from ddp_launch_wings.health_sources.source import Source
+from launcher.health.node_watch import Poll
+from launcher.sources import Opinion, Severity, SourceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,14 +69,12 @@ def serving(
 
 
 def asked(place: str, **environ: str) -> list[str]:
-    return [
-        str(finding) for finding in HealthSource(place).ask(environ) if finding.severity is Severity.UNFIT
-    ]
+    return [str(finding) for finding in Source(place).ask(environ) if finding.severity is Severity.UNFIT]
 
 
 def failed(place: str, **environ: str) -> str:
     with pytest.raises(SourceFailed) as failure:
-        HealthSource(place).ask(environ)
+        Source(place).ask(environ)
     return str(failure.value)
 
 
@@ -119,7 +118,7 @@ def test_a_source_that_does_not_answer_is_given_up() -> None:
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         with pytest.raises(SourceFailed, match=r"no answer within 0\.2 s"):
-            HealthSource(f"http://127.0.0.1:{server.server_port}/", within_s=0.2).ask({})
+            Source(f"http://127.0.0.1:{server.server_port}/", within_s=0.2).ask({})
     finally:
         over.set()
         server.shutdown()
@@ -130,7 +129,7 @@ def test_outside_of_kubernetes_the_api_is_not_asked(tmp_path: Path) -> None:
     assert "does not run in a pod" in failed("kubernetes")
     assert "NODE_NAME is not set" in failed("kubernetes", KUBERNETES_SERVICE_HOST="127.0.0.1")
     with pytest.raises(SourceFailed, match="automountServiceAccountToken"):
-        HealthSource("kubernetes", account=str(tmp_path)).ask(
+        Source("kubernetes", account=str(tmp_path)).ask(
             {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "NODE_NAME": "node7"}
         )
 
@@ -156,7 +155,7 @@ def test_the_kubernetes_api_is_asked_with_the_pods_account(tmp_path: Path) -> No
     bad = {"type": "GpuMemWatch", "status": "True", "message": "GPU 0 failed"}
     here = {"kind": "Node", "status": {"conditions": [{"type": "Ready", "status": "True"}, bad]}}
     pages = {"/api/v1/nodes/node7": (200, json.dumps(here)), "/api/v1/nodes/other": (403, "{}")}
-    source = HealthSource("kubernetes", account=str(tmp_path))
+    source = Source("kubernetes", account=str(tmp_path))
     with serving(pages, tls) as (port, site):
         environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
         assert [str(each) for each in source.ask(environ | {"NODE_NAME": "node7"})] == [
@@ -179,7 +178,7 @@ def test_the_kubernetes_api_is_asked_with_the_pods_account(tmp_path: Path) -> No
             capture_output=True,
         )
         with pytest.raises(SourceFailed, match="CERTIFICATE_VERIFY_FAILED"):
-            HealthSource("kubernetes", account=str(other_ca)).ask(environ | {"NODE_NAME": "node7"})
+            Source("kubernetes", account=str(other_ca)).ask(environ | {"NODE_NAME": "node7"})
 
 
 # --- while ranks run -----------------------------------------------------------------------------------
@@ -188,7 +187,7 @@ def test_the_kubernetes_api_is_asked_with_the_pods_account(tmp_path: Path) -> No
 def test_sources_are_asked_again_and_keep_their_findings_when_they_fail(tmp_path: Path) -> None:
     path = tmp_path / "health.json"
     path.write_text('{"unfit": ["disk 3 is broken"]}')
-    poll = Poll([HealthSource(str(path))], {}, every_s=0.01)
+    poll = Poll([Source(str(path))], {}, every_s=0.01)
     poll.start()
     try:
 

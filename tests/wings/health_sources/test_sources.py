@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_launch_wings.health_sources.findings import NotUnderstood, findings
 from launcher.health.node_health import HealthState, NodeReading, evaluate
 from launcher.preflight.checkup import Grade, judge_failure, judge_source
 from launcher.settings.values import BadValue, health_ignored, health_sources
-from launcher.sources.findings import HealthFinding, NotUnderstood, Opinion, Severity, findings
+from launcher.sources import HealthFinding, Opinion, Severity
 
 UNFIT, WARNING, NOTE = Severity.UNFIT, Severity.WARNING, Severity.NOTE
 
