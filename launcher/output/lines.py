@@ -1,4 +1,4 @@
-"""The lines of a rank as text for people: labels, colours, filters, and which streams are shown. Pure.
+"""The lines of ranks as text for people: labels, colours, filters, equal lines, and which streams are shown. Pure.
 
 `launcher.output.stream_view` turns the bytes of a rank into these lines.
 """
@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from rendezvous.values.late_dataclass import dataclass
 
@@ -196,3 +197,63 @@ def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> 
         else:
             shown += line
     return (held, is_folding), shown, left_out
+
+
+# --- equal lines of many ranks ----------------------------------------------------------------------
+#
+# On a terminal, a line waits for equal lines of other ranks, and is shown once for all of them. All other lines keep
+# their order and their labels: an equal line moves forward to the first of its kind, but never before a line that its
+# own rank has written earlier. A line waits HELD_S for the next rank, and never longer than LONGEST_HELD_S.
+
+HELD_S, LONGEST_HELD_S = 0.15, 0.5
+MOST_HELD = 256  # lines
+Writer = TypeVar("Writer")
+
+
+class HeldLine(NamedTuple, Generic[Writer]):
+    text: bytes
+    kind: str  # of the stream
+    since: float
+    until: float
+    by: tuple[Writer, ...]  # in the order of arrival
+
+
+def hold(
+    held: list[HeldLine[Writer]], who: Writer, kind: str, text: bytes, now: float
+) -> list[HeldLine[Writer]]:
+    """Add the lines of this text, which ends with a newline."""
+    held = list(held)
+    start = max((at for at, line in enumerate(held) if who in line.by), default=-1) + 1
+    for line in text[:-1].split(b"\n"):
+        same = (at for at in range(start, len(held)) if held[at].text == line and held[at].kind == kind)
+        at = next(same, len(held))
+        if at < len(held):
+            until = min(now + HELD_S, held[at].since + LONGEST_HELD_S)
+            held[at] = held[at]._replace(by=(*held[at].by, who), until=until)
+        else:
+            held.append(HeldLine(line, kind, now, now + HELD_S, (who,)))
+        start = at + 1
+    return held
+
+
+def count_of_due(
+    held: Sequence[HeldLine[Writer]], now: float, writers: Mapping[str, frozenset[Writer]]
+) -> int:
+    """Return how many lines to show now: those that waited, and before them those that all have written."""
+    waiting = (
+        at for at, line in enumerate(held) if now < line.until and writers[line.kind].difference(line.by)
+    )
+    return next(waiting, len(held))
+
+
+def shown_once(
+    held: Sequence[HeldLine[Writer]], order: Callable[[Writer], int]
+) -> list[tuple[Writer, bytes]]:
+    """Return the text, and who shows it: for a line of several ranks the first one in this order."""
+    shown = [(min(line.by, key=order), _with_count(line)) for line in held]
+    parts = groupby(shown, lambda each: each[0])
+    return [(who, b"".join(text for _, text in part)) for who, part in parts]
+
+
+def _with_count(line: HeldLine[Writer]) -> bytes:
+    return line.text + (b" (x %d ranks)\n" % len(line.by) if len(line.by) > 1 else b"\n")

@@ -10,10 +10,13 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.output import lines
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from launcher.output.lines import RankLabel
 
 
 StreamKey = tuple[int, int, str]  # generation, rank, name of the stream
@@ -133,6 +136,32 @@ class LogFiles:
         """For any thread."""
         with self._lock:
             return dict(self._known)
+
+
+class MergedLog:
+    """The file of --merged-log. Each line begins with the time of its end, so `sort -m` merges those of the nodes."""
+
+    def __init__(self, prefix: str, directory: str, limit: int, complain: Callable[[str], None]) -> None:
+        self._prefix = prefix
+        self._file = LogFile(os.path.join(directory, "merged.log"), limit, complain)
+        self._unfinished: dict[int, bytes] = {}  # by descriptor of the stream
+
+    def add(self, stream: int, label: RankLabel, text: bytes) -> None:
+        whole, newline, rest = (self._unfinished.pop(stream, b"") + text).rpartition(b"\n")
+        if rest:
+            self._unfinished[stream] = rest
+        if newline:
+            self._write(label, whole + newline)
+
+    def end(self, stream: int, label: RankLabel) -> None:
+        if rest := self._unfinished.pop(stream, b""):
+            self._write(label, rest + b"\n")
+
+    def _write(self, label: RankLabel, text: bytes) -> None:
+        now = time.time()
+        moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03}Z"
+        prefix = f"{moment} {lines.prefix_of(self._prefix, label)}"
+        self._file.write(lines.prefixed(text, prefix.encode("utf-8", "replace")))
 
 
 def _make_private(directory: str) -> None:

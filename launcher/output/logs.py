@@ -14,6 +14,7 @@ reports it (`launcher.output.terminal`). If the reader of a pipe is too slow, ra
                                                               with a terminal its lines, without colours
     <directory>/generation_<g>/rank_<r>                       a link, if the rank has kept its process
     <directory>/generation_<g>/filtered_{stdout,stderr}.log   matching lines of all ranks that are shown
+    <directory>/merged.log                                    with --merged-log: lines of all ranks, with their times
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING
 from launcher.output import lines
 from launcher.output.keyboard import Keyboard
 from launcher.output.lines import CUT, TRACEBACK_HEADER, RankLabel, without_color
-from launcher.output.log_file import LogFile, LogFiles, link_folder
+from launcher.output.log_file import LogFile, LogFiles, MergedLog, link_folder
 from launcher.output.rank_display import LiveDisplay, display_of, label_columns
 from launcher.output.terminal import Terminal, same_place, write_from_background
 from launcher.settings.spec import Streams
@@ -75,6 +76,10 @@ class LogPump:
         self._out = self._err if same_place(out_fd, err_fd) else self._open_terminal(out_fd)
         self._terminals = [self._err] if self._out is self._err else [self._out, self._err]
         self._filtered = FilteredFiles(log, directory, file_limit, self._complain)
+        self._merged = (
+            MergedLog(log.prefix, directory, file_limit, self._complain) if log.merged_log else None
+        )
+        self._held: list[lines.HeldLine[RankStream]] = []  # on a terminal, for equal lines of other ranks
         self._streams: dict[int, RankStream] = {}  # by descriptor
         self._bars: dict[int, RankStream] = {}  # those that show something later if nothing more is written
         self.input_wait: Callable[[int], int | None] = lambda _rank: None  # see Workers.input_wait
@@ -146,7 +151,7 @@ class LogPump:
     def say(self, text: str) -> None:
         """Show lines of the launcher itself on stderr."""
         if not self._over.is_set():
-            self._ask(lambda: self._err.say(text))
+            self._ask(lambda: self._say(text))
             return
         if self._is_abandoned:
             return
@@ -155,7 +160,11 @@ class LogPump:
 
     def say_of_failure(self, text: str, is_explained: bool) -> None:
         """Show a line about a failure. If it explains the tracebacks that were left out, it only counts them."""
-        self._ask(lambda: self._err.say(text + self._consequences(is_explained)))
+        self._ask(lambda: self._say(text + self._consequences(is_explained)))
+
+    def _say(self, text: str) -> None:
+        self._show_held()
+        self._err.say(text)
 
     def _consequences(self, is_explained: bool) -> str:
         left_out, self._left_out = self._left_out, {}
@@ -276,6 +285,7 @@ class LogPump:
         for stream in list(self._streams.values()):
             self._end(stream)
         self._consequences(self._is_explained)
+        self._show_held()
         self._err.end_line()  # what may still come there is of the launcher
         self._write(is_over=True)
         self._run_until(lambda: all(each.is_idle or each.is_tty for each in self._terminals))
@@ -310,6 +320,7 @@ class LogPump:
                     had_output = True
                     self._read(stream, now)
         self._show_due_updates(now)
+        self._show_due_lines(now)
         self._run_requests()
         if self._throttle.is_active:
             self._report_slow_readers(now)
@@ -324,7 +335,11 @@ class LogPump:
     def _time_to_next_update(self) -> float | None:
         bars = [bar for bar in self._bars.values() if bar.terminal and not bar.terminal.is_full]
         times = [bar.display.due_at() for bar in bars if bar.display]
-        times += [self._throttle.notice_due_at(), self._live.due_at()]
+        times += [
+            self._throttle.notice_due_at(),
+            self._live.due_at(),
+            *[each.until for each in self._held[:1]],
+        ]
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -351,7 +366,7 @@ class LogPump:
             return
         self.received += len(chunk)
         if not stream.has_terminal:
-            stream.file.write(chunk)
+            self._record(stream, chunk)
         self.latest.keep_tail(stream, chunk)
         if stream.display:
             self._show(stream, stream.display, stream.display.feed(chunk, now))
@@ -369,7 +384,7 @@ class LogPump:
 
     def _show(self, stream: RankStream, display: RankDisplay, shown: ShownText) -> None:
         if stream.has_terminal and shown.record:
-            stream.file.write(shown.record)
+            self._record(stream, shown.record)
         text = shown.text
         if stream.stream is Streams.ERR and not self._log.verbose:
             stream.fold, text, left_out = lines.folded(stream.fold, text, self.is_consequence)
@@ -383,9 +398,49 @@ class LogPump:
         else:
             self._bars.pop(stream.fd, None)
 
+    def _record(self, stream: RankStream, text: bytes) -> None:
+        stream.file.write(text)
+        if self._merged:
+            self._merged.add(stream.fd, stream.label, text)
+
     def _put(self, stream: RankStream, text: bytes) -> None:
-        if stream.display is not None and text:
+        if self._is_held(stream, text):
+            kind = STREAM_NAMES[stream.stream]
+            self._held = lines.hold(self._held, stream, kind, text, time.monotonic())
+            self._show_first(max(0, len(self._held) - lines.MOST_HELD))
+        elif text:
+            self._show_held()
+            self._put_now(stream, text)
+        if stream.display and stream.display.is_unfinished:  # a prompt, which belongs below
+            self._show_held()
+
+    def _is_held(self, stream: RankStream, text: bytes) -> bool:
+        """Whether the text waits for equal lines of other ranks."""
+        is_drawn = stream.terminal is not None and stream.terminal.is_drawn and self._log.collapse
+        if not is_drawn or not text.endswith(b"\n") or text.count(b"\n") > lines.MOST_HELD:
+            return False
+        return bool(self._held) or len(self._writers()[STREAM_NAMES[stream.stream]]) > 1
+
+    def _writers(self) -> dict[str, frozenset[RankStream]]:
+        """Return what ranks show, by the kind of stream."""
+        shown = [each for each in self._streams.values() if each.display]
+        return {name: frozenset(s for s in shown if s.stream is kind) for kind, name in STREAM_NAMES.items()}
+
+    def _put_now(self, stream: RankStream, text: bytes) -> None:
+        if stream.display is not None:
             stream.display.terminal.put(stream.display.labelled(text), stream.file.path)
+
+    def _show_held(self) -> None:
+        self._show_first(len(self._held))
+
+    def _show_due_lines(self, now: float) -> None:
+        if self._held:
+            self._show_first(lines.count_of_due(self._held, now, self._writers()))
+
+    def _show_first(self, count: int) -> None:
+        shown, self._held = self._held[:count], self._held[count:]
+        for stream, text in lines.shown_once(shown, lambda each: each.label.rank):
+            self._put_now(stream, text)
 
     def _show_due_updates(self, now: float) -> None:
         for stream in list(self._bars.values()):
@@ -411,6 +466,8 @@ class LogPump:
             self._show(stream, stream.display, stream.display.finish(time.monotonic()))
             self._put(stream, stream.fold[0])
         self._bars.pop(stream.fd, None)
+        if self._merged:
+            self._merged.end(stream.fd, stream.label)
         self._throttle.remove(stream.fd)
         self._channels.close(stream.fd, stream.has_terminal)
         stream.file.close()

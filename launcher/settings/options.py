@@ -236,6 +236,16 @@ LOGS = (
         "precedence",
         foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", str),
     ),
+    _switch(
+        "--collapse",
+        "on a terminal, show equal lines of several ranks once, with their number; the log files have all lines",
+        default="1",
+        negatable=True,
+    ),
+    _switch(
+        "--merged-log",
+        "also write the lines of all ranks of the node, with times, to merged.log in --log-dir",
+    ),
     _switch("--verbose", "also show the tracebacks of ranks that end only because another rank is gone"),
     _ours(
         "--color",

@@ -156,6 +156,8 @@ class LogSpec:
     color: str = "auto"  # auto, always, never
     terminal: str = "auto"  # whether ranks get a terminal: auto, never
     bars: Literal["first", "all", "none"] | tuple[int, ...] = "first"  # local ranks whose bars are redrawn
+    collapse: bool = True  # on a terminal, equal lines of several ranks are shown once
+    merged_log: bool = False
     verbose: bool = False  # also show tracebacks of ranks that only end because a peer is gone
     journal_limit: int = 8 << 20  # bytes; 0: no journals for `ddpctl replay`
 

@@ -279,3 +279,68 @@ def test_a_simple_terminal_shows_a_prompt() -> None:
     assert shown == b"so far\n"
     assert view.due_at is not None
     assert plain_view.update(view, view.due_at) == (PlainView(True), b"(Pdb) ")
+
+
+# --- equal lines of many ranks -------------------------------------------------------------------------
+
+ALL = {"stdout": frozenset(range(64))}
+
+
+def shown_after(arrivals: list[tuple[int, bytes]], kind: str = "stdout") -> list[tuple[int, bytes]]:
+    held: list[lines.HeldLine[int]] = []
+    for rank, text in arrivals:
+        held = lines.hold(held, rank, kind, text, 0.0)
+    return lines.shown_once(held, lambda rank: rank)
+
+
+def test_equal_lines_of_64_ranks_are_shown_once() -> None:
+    assert shown_after([(rank, b"loading\n") for rank in reversed(range(64))]) == [
+        (0, b"loading (x 64 ranks)\n")
+    ]
+
+
+def test_a_line_does_not_pass_an_earlier_line_of_its_rank() -> None:
+    shown = shown_after([(0, b"a\nb\n"), (1, b"b\na\n")])
+    assert shown == [(0, b"a\nb (x 2 ranks)\n"), (1, b"a\n")]
+    twice = [(0, b"same\nsame\n"), (1, b"same\nsame\n")]
+    assert shown_after(twice) == [(0, b"same (x 2 ranks)\nsame (x 2 ranks)\n")]
+
+
+def test_equal_lines_of_stdout_and_stderr_stay_apart() -> None:
+    held = lines.hold(lines.hold([], 0, "stdout", b"a\n", 0.0), 1, "stderr", b"a\n", 0.0)
+    assert [line.by for line in held] == [(0,), (1,)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a\n", b"b\n", b"a\nb\n", b"c\n"])), max_size=12)
+)
+def test_each_rank_keeps_its_lines_and_their_order(arrivals: list[tuple[int, bytes]]) -> None:
+    held: list[lines.HeldLine[int]] = []
+    for rank, text in arrivals:
+        held = lines.hold(held, rank, "stdout", text, 0.0)
+    for rank in range(4):
+        assert [line.text for line in held if rank in line.by] == [
+            line for who, text in arrivals if who == rank for line in text.split(b"\n")[:-1]
+        ]
+
+
+@given(st.lists(st.integers(0, 3), max_size=12))
+def test_lines_without_an_equal_one_keep_their_order_and_their_label(ranks: list[int]) -> None:
+    arrivals = [(rank, b"line %d\n" % at) for at, rank in enumerate(ranks)]
+    shown = shown_after(arrivals)
+    assert b"".join(text for _, text in shown) == b"".join(text for _, text in arrivals)
+    assert [rank for rank, text in shown for _ in text.splitlines()] == ranks
+
+
+def test_a_line_waits_until_all_have_written_it_but_not_long() -> None:
+    held = lines.hold([], 0, "stdout", b"a\nb\n", 0.0)
+    assert lines.count_of_due(held, 0.0, ALL) == 0
+    assert lines.count_of_due(held, lines.HELD_S, ALL) == 2
+    assert (
+        lines.count_of_due(lines.hold(held, 1, "stdout", b"a\n", 0.0), 0.0, {"stdout": frozenset((0, 1))})
+        == 1
+    )
+    assert lines.count_of_due(held, 0.0, {"stdout": frozenset()}) == 2  # all have ended
+    for rank in range(1, 30):
+        held = lines.hold(held, rank, "stdout", b"a\n", 0.1 * rank)
+    assert held[0].until == lines.LONGEST_HELD_S

@@ -243,7 +243,7 @@ logger.warning("the end")
 
 def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch) -> None:
     """tqdm with nested bars, rich with two, and the colours of loguru."""
-    job = launch(*TWO, source=_BARS, fake_torch="", **on_terminal(seen))
+    job = launch(*TWO, "--no-collapse", source=_BARS, fake_torch="", **on_terminal(seen))
     seen.forget_slave()
 
     def has_nested_bars() -> bool:
@@ -263,3 +263,65 @@ def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch
     assert len(rows) == 16
     assert b"WARNING" in seen.raw
     assert b"\x1b[33;1m" in seen.raw  # its colour
+
+
+# --- equal lines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collapse", [True, False])
+def test_equal_lines_of_many_ranks_are_shown_once_and_logged_in_full(
+    seen: SeenTerminal, tmp_path: Path, collapse: bool
+) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec(prefix="[{rank}] ", collapse=collapse, merged_log=True))
+    fds = [pump.open_rank(label(rank)) for rank in range(64)]
+    for rank, (out, _) in enumerate(fds):
+        os.write(out, b"loading\nrank %d\n" % rank)
+    os.write(fds[7][1], b"the last line before an end\n")
+    for pair in fds:
+        for fd in pair:
+            os.close(fd)
+    pump.close(SOON_S)
+    rows = seen.end()
+    assert (rows.count("[0] loading (x 64 ranks)"), rows.count("[0] loading")) == (
+        (1, 0) if collapse else (0, 1)
+    )
+    own = {f"[{rank}] rank {rank}" for rank in range(64)} | {"[7] the last line before an end"}
+    assert own <= set(rows)
+    assert len(rows) == (66 if collapse else 129)
+    logs_of = [tmp_path / f"generation_0/rank_{rank}/stdout.log" for rank in range(64)]
+    assert [each.read_bytes() for each in logs_of] == [b"loading\nrank %d\n" % rank for rank in range(64)]
+    merged = [line.split(" ", 1) for line in (tmp_path / "merged.log").read_text().splitlines()]
+    assert len(merged) == 129
+    assert [text for _, text in merged].count("[5] loading") == 1
+    assert sorted(merged, key=lambda line: line[0]) == merged
+
+
+def test_a_line_alone_is_shown_soon_and_before_the_launcher_speaks(
+    seen: SeenTerminal, tmp_path: Path
+) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec(prefix="[{rank}] "))
+    fds = [pump.open_rank(label(rank)) for rank in range(2)]
+    os.write(fds[1][0], b"alone\n")
+    seen.wait_for("[1] alone")
+    os.write(fds[0][0], b"its end\n")
+    pump.catch_up(0, 0, lambda: pump.say("ddp-launch: rank 0 failed"))
+    seen.wait_for("rank 0 failed")
+    assert seen.rows == ["[1] alone", "[0] its end", "ddp-launch: rank 0 failed"]
+    for pair in fds:
+        for fd in pair:
+            os.close(fd)
+    pump.close(SOON_S)
+
+
+def test_in_a_pipe_equal_lines_stay(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    pump = LogPump(LogSpec(prefix="[{rank}] "), str(tmp_path), sink, sink)
+    fds = [pump.open_rank(label(rank)) for rank in range(2)]
+    for pair in fds:
+        os.write(pair[0], b"loading\n")
+        for fd in pair:
+            os.close(fd)
+    pump.close(SOON_S)
+    os.close(sink)
+    with open(source, "rb") as reader:
+        assert sorted(reader.read().splitlines()) == [b"[0] loading", b"[1] loading"]
