@@ -55,10 +55,20 @@ from launcher.stop_requests import ParentSignals, unless_stopped
 from launcher.supervision import TRY_AGAIN
 from launcher.template import messages
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Learned, Ready, Report
-from launcher.wiring import Parts, Shell, begin_preflight, build_parts, leave_and_close, observers_of
+from launcher.wiring import (
+    JobKeeper,
+    Parts,
+    Shell,
+    begin_preflight,
+    build_parts,
+    keeper_of,
+    leave_and_close,
+    observers_of,
+)
 from rendezvous.signals import SignalWatch
 from rendezvous.values.cause_text import signal_name
 from rendezvous.values.events import AgentStopped, Refused
+from rendezvous.values.questions import LOGS_ARE_IN, Remark
 from rendezvous.values.types import StoreAddress
 
 if TYPE_CHECKING:
@@ -79,6 +89,7 @@ _SHARE_TOGETHER = (
 )  # of --shutdown-timeout: after that, collectives are aborted, and a third is left to save
 # For processes that a rank has started in a session of their own. That of Weights & Biases ends 0.1 s after its rank.
 _DETACHED_S = 2.0
+_NODES_THAT_NAME_LOGS = 16
 
 
 def _grace_s(kind: Grace, timeout_s: float) -> float:
@@ -103,6 +114,8 @@ class Agent:
         self._spec, self._logs, self._zygotes = shell.spec, shell.logs, shell.zygotes
         self._events = shell.events
         self._connected: Parts | None = None
+        self._keeper: JobKeeper | None = None
+        self._logs_named = False
 
     @property
     def _parts(self) -> Parts:
@@ -141,6 +154,9 @@ class Agent:
         self._parts.desk.begin(lambda: self._state)
         self._page = JobPage(self._spec, connection, self._shell.user_messages.say, self._shell.boundary)
         self._page.begin()
+        self._keeper = keeper_of(self._shell, connection)
+        if self._keeper is not None:
+            self._keeper.follow()
         async with asyncio.TaskGroup() as tasks:
             zygotes = self._zygotes.run(self._on_zygote_report, self._ranks_lost, self._events.put_nowait)
             owned = [tasks.create_task(each) for each in (self._receive(), self._shell.status.run(), zygotes)]
@@ -155,6 +171,7 @@ class Agent:
     async def _leave(self) -> None:
         await self._parts.desk.end()
         await self._page.end()
+        self._keeper = self._keeper or keeper_of(self._shell, self._parts.connection)
         await self._parts.connection.leave()
 
     async def _consume(self) -> Finish:
@@ -242,6 +259,15 @@ class Agent:
         for watcher in self._parts.watchers:
             watcher.begin(assignment.generation)
         self._parts.node.ranks_started()
+        self._name_logs(assignment)
+
+    def _name_logs(self, assignment: Assignment) -> None:
+        """Once, to a service: it has the events of the job when this agent is gone. The first nodes are enough."""
+        connection = self._parts.connection
+        if not self._logs_named and connection.endpoints and assignment.node_rank < _NODES_THAT_NAME_LOGS:
+            text = f"{LOGS_ARE_IN}{self._shell.folder.path}"
+            connection.session.tell(Remark(assignment.generation, "logs", text))
+        self._logs_named = True
 
     def _completed(self, message: FromAgent) -> FromAgent:
         if not isinstance(message, AgentStopped):
@@ -388,10 +414,19 @@ class Agent:
     def _farewell(self, finish: Finish) -> Farewell:
         """From now on, a stop signal ends the wait for the reader of the output, because no rank is left to stop."""
         time_words = self._parts.time.summary(finish.outcome) if self._connected is not None else ""
-        farewell = Farewell(self._spec, self._shell.folder, self._logs, finish, time_words)
+        farewell = Farewell(
+            *(self._spec, self._shell.folder, self._logs, finish),
+            self._keep_history,
+            time_words,
+        )
         for signum in self._stops:
             self._signals.on(signum, farewell.hurry)
         return farewell
+
+    def _keep_history(self, removes_logs: bool) -> None:
+        if self._keeper is not None:
+            end = partial(self._keeper.end, removes_logs=removes_logs)
+            self._shell.boundary.called("keeping the history of the job", end, None)
 
 
 # --- the page of the job ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
+import _ddp_launch_entry as doors
 from launcher import progress
 from launcher.answers import restart_clock
 from launcher.answers.desk import Desk
@@ -147,6 +148,28 @@ def observers_of(shell: Shell, parts: Parts, state: Supervision) -> tuple[StepOb
     journal = () if shell.journals is None else (JournalObserver(shell.journals, node, state),)
     messages = (shell.user_messages, *(() if shell.status.is_seen else (shell.waiting_messages,)))
     return (*journal, parts.time, shell.announcer, shell.status, *messages, parts.restarts)
+
+
+class JobKeeper(Protocol):
+    """Keeps a job for ddpctl, after its end: a wing."""
+
+    def follow(self) -> None: ...
+    def end(self, *, removes_logs: bool) -> None: ...
+
+
+def keeper_of(shell: Shell, connection: ServiceConnection) -> JobKeeper | None:
+    """None: a service keeps the job, or it has not begun here, or the wing is not installed."""
+    job, log, folder = connection.served(), shell.spec.log, shell.folder
+    if job is None:
+        return None
+    try:
+        wing = doors.find(doors.HISTORY, "files")
+    except doors.WingMissing:
+        return None
+    keeper: JobKeeper = wing.keeper(
+        job, log.history_dir, log.history_jobs, folder.path, is_temporary=folder.temporary
+    )
+    return keeper
 
 
 async def leave_and_close(shell: Shell, finish: Finish, leave: Callable[[], Awaitable[None]] | None) -> None:

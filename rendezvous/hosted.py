@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rendezvous.access.secret import Secret
     from rendezvous.replay.journal import Journals
+    from rendezvous.service.owner import OpenJob
 
 _PRIVATE_TOKEN_S = 366 * 86_400.0  # it is only valid while this process runs
 
@@ -26,6 +27,12 @@ class PrivateService:
     port: int
     token: str  # for the agents of this job
     close: Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    close: Callable[[], Awaitable[None]]
+    job_of: Callable[[str], OpenJob | None]  # the job, if it is served here
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,8 @@ def protection(environ: Mapping[str, str], secret: Secret | None) -> ServiceCred
     return found
 
 
-async def serve(
-    address: str, protected: ServiceCredentials, journals: Journals | None = None
-) -> Callable[[], Awaitable[None]]:
-    """Serve at HOST:PORT until the returned function is called, unless another agent serves there already.
+async def serve(address: str, protected: ServiceCredentials, journals: Journals | None = None) -> Serving:
+    """Serve at HOST:PORT until it is closed, unless another agent serves there already.
 
     Raises `OptionsUnusable`.
     """
@@ -89,8 +94,8 @@ async def serve(
     except CannotListen as error:
         if isinstance(error.__cause__, OSError):
             raise OptionsUnusable(str(error)) from error  # a certificate that cannot be read
-        return _nothing  # another agent of this host serves there
-    return server.close
+        return Serving(_nothing, lambda _: None)  # another agent of this host serves there
+    return Serving(server.close, server.jobs.if_open)
 
 
 async def serve_privately(job_id: str) -> PrivateService:

@@ -234,6 +234,7 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
         key_file=settled["token_keys"],
         certificates=_certificates(settled),
         history_s=settled["history"] * 86_400.0,
+        history_jobs=int(settled["history_jobs"]),
         resume_grace_s=settled["resume_grace"],
         reflection=settled["reflection"],
         limits=ServiceLimits(jobs=int(settled["max_jobs"]), agents=int(settled["max_agents"])),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ddp_launch_wings.web.callers import InProcess
     from ddp_launch_wings.web.server import Page
     from rendezvous.access.auth import Certificates
     from rendezvous.client.credential_files import ClientOptions
     from rendezvous.embedded import EmbeddedRendezvous
+    from rendezvous.local_calls import InProcess
 
 _PACKAGES = ("starlette", "uvicorn")
 
@@ -29,8 +29,8 @@ def missing_packages() -> str:
 
 def of_service(server: Any, certificates: Certificates | None) -> Page:
     """The page of all jobs of a service. It has `start(host, port)` and `close()`."""
-    from ddp_launch_wings.web.callers import InProcess
     from ddp_launch_wings.web.server import Behind, Page
+    from rendezvous.local_calls import InProcess
 
     def caller_of(identity: Any, peer: str) -> InProcess:
         return InProcess(server.operations, server.calls, identity, peer)

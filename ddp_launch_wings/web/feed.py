@@ -274,7 +274,16 @@ def summary(job: Any) -> dict[str, Any]:
     """A row of the list of jobs."""
     same = _same(job, "generation min_nodes max_nodes restarts heals reason")
     nodes = job.nodes or job.members
-    return {"job": job.job_id, "phase": phase_of(job), "nodes": nodes, "ranks": job.world_size, **same}
+    goodput = job.goodput if job.HasField("goodput") else None
+    times = {**_same(job, "began_at ended_at"), "goodput": goodput}
+    return {
+        "job": job.job_id,
+        "phase": phase_of(job),
+        "nodes": nodes,
+        "ranks": job.world_size,
+        **same,
+        **times,
+    }
 
 
 def _same(found: Any, names: str) -> dict[str, Any]:

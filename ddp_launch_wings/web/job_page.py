@@ -13,12 +13,11 @@ from rendezvous.grpc_io import choose_engine, silence_grpc
 choose_engine()
 silence_grpc()
 
-from ddp_launch_wings.web.callers import InProcess  # noqa: E402
 from ddp_launch_wings.web.server import Behind, Page  # noqa: E402
 from rendezvous.access.auth import BadToken, Gate, Grant, Identity, Refusals, granted_by  # noqa: E402
 from rendezvous.client.credential_files import ClientOptions, current_token  # noqa: E402
 from rendezvous.control.service import Service  # noqa: E402
-from rendezvous.local_calls import calls_of  # noqa: E402
+from rendezvous.local_calls import InProcess, calls_of  # noqa: E402
 from rendezvous.metrics import Metrics  # noqa: E402
 
 if TYPE_CHECKING:

@@ -40,11 +40,20 @@ _FAILED = 1  # replaces a code that a scheduler would attribute to this machine
 
 class Farewell:
     def __init__(
-        self, spec: LaunchSpec, folder: LogFolder, logs: LogPump, finish: Finish, time_words: str = ""
+        self,
+        spec: LaunchSpec,
+        folder: LogFolder,
+        logs: LogPump,
+        finish: Finish,
+        keep: Callable[[bool], object],
+        time_words: str = "",
     ) -> None:
-        """`time_words`: what the time of the job was spent on; "" if that is unknown."""
+        """`time_words`: what the time of the job was spent on; "" if that is unknown.
+
+        `keep` keeps the history of the job, and is told whether the logs are about to be removed.
+        """
         self._spec, self._folder, self._logs, self._finish = spec, folder, logs, finish
-        self._time_words = time_words
+        self._keep, self._time_words = keep, time_words
         self._hurried = asyncio.Event()
         self._limit: asyncio.TimerHandle | None = None
 
@@ -63,7 +72,8 @@ class Farewell:
     async def tell(self, all_shown: bool) -> int:
         """Report how the job ended, and return the exit code."""
         missing = "" if all_shown else _missing(self._folder, self._logs.lacks_beginnings)
-        call = asyncio.to_thread(tell, self._spec, self._folder, self._finish, missing, self._time_words)
+        words = (missing, self._time_words)
+        call = asyncio.to_thread(tell, self._spec, self._folder, self._finish, self._keep, *words)
         telling = asyncio.ensure_future(call)
         hurried = asyncio.ensure_future(self._hurried.wait())
         await asyncio.wait((telling, hurried), return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +97,14 @@ def exit_code(spec: LaunchSpec, finish: Finish) -> int:
     return finish.exit_code
 
 
-def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time_words: str = "") -> int:
+def tell(
+    spec: LaunchSpec,
+    folder: LogFolder,
+    finish: Finish,
+    keep: Callable[[bool], object],
+    missing: str,
+    time_words: str = "",
+) -> int:
     """Report how the job ended, and return the exit code. The logs of a failed job are kept.
 
     `missing`: what to say of output that was not shown; "" if all was shown.
@@ -105,10 +122,14 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time
         _say_last(spec, f"ddp-launch: {said}{logs}", "agent")
     elif not finish.outcome.succeeded:
         _tell_of_failure(spec, folder, finish.outcome)
+    # A job that failed keeps its report there, also if no rank was started.
+    is_over = finish.exit_code == 0 or (finish.outcome is None and not folder.has_logs())
+    removes = folder.temporary and is_over and not missing
+    keep(removes)
     if missing:
         _say(f"ddp-launch: {missing}")
-    elif folder.temporary and (finish.exit_code == 0 or (finish.outcome is None and not folder.has_logs())):
-        folder.discard()  # a job that failed keeps its report there, also if no rank was started
+    if removes:
+        folder.discard()
     return exit_code(spec, finish)
 
 

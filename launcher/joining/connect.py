@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.joining import addresses
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
     from rendezvous.client.session import Session
     from rendezvous.replay.journal import Journals
+    from rendezvous.service.owner import OpenJob
 
 _LOOPBACK = "127.0.0.1"
 _SLOTS = 256  # agents of one job on one host
@@ -53,6 +55,7 @@ class ServiceConnection:
     endpoints: tuple[str, ...] = ()  # of the service; empty if it runs in this process
     options: ClientOptions = field(default_factory=ClientOptions)
     job: EmbeddedRendezvous | None = None  # if it runs in this process, for this machine only
+    served: Callable[[], OpenJob | None] = lambda: None  # the job, if no service keeps it after the end
 
 
 class CannotConnect(Coded):
@@ -100,7 +103,9 @@ async def open_session(
                 await session.close()
 
             return ServiceConnection(
-                session, agent, host, spec.local_addr or _LOOPBACK, leave, job=rendezvous
+                *(session, agent, host, spec.local_addr or _LOOPBACK, leave),
+                job=rendezvous,
+                served=lambda: rendezvous,
             )
         case MayServe(endpoint, why):
             return await _serve_or_connect(spec, host, incarnation, endpoint, why, journals)
@@ -153,20 +158,20 @@ async def _serve_or_connect(
         protected = protection(os.environ, options.secret)
         if not (protected.suffices or options.insecure or addresses.is_loopback(listen)):
             raise CannotConnect(_secret_needed(endpoint, why), code=Code.SECRET_UNUSABLE)
-        stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected, journals)
+        serving = await serve(str(Endpoint(listen, endpoint.port)), protected, journals)
     except OptionsUnusable as error:
         raise CannotConnect(str(error), code=error.code) from None
     try:
         connection = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
     except BaseException:
-        await stop_serving()
+        await serving.close()
         raise
 
     async def leave() -> None:
         await connection.leave()
-        await stop_serving()
+        await serving.close()
 
-    return replace(connection, leave=leave)
+    return replace(connection, leave=leave, served=partial(serving.job_of, spec.job.job_id))
 
 
 async def open_session_of(connection: ServiceConnection, spec: LaunchSpec) -> ServiceConnection:

@@ -290,6 +290,20 @@ LOGS = (
         partial(values.count, least=1, most=_MOST_MIB),
         "size at which a journal begins a new file; the file before is kept",
     ),
+    _ours(
+        "--history-jobs",
+        "N",
+        "100",
+        partial(values.count, least=0, most=10_000),
+        "keep the history of the last N finished jobs without a service, for 14 days, for `ddpctl list --all`; 0: none",
+    ),
+    _ours(
+        "--history-dir",
+        "DIR",
+        None,
+        values.text,
+        "keep it in this folder, or with 'none' only beside --log-dir (default: a folder of yours in /var/tmp)",
+    ),
 )
 
 

@@ -160,6 +160,8 @@ class LogSpec:
     merged_log: bool = False
     verbose: bool = False  # also show tracebacks of ranks that only end because a peer is gone
     journal_limit: int = 8 << 20  # bytes; 0: no journals for `ddpctl replay`
+    history_dir: str = ""  # where finished jobs are kept; empty: a folder of the user in /var/tmp
+    history_jobs: int = 100  # how many; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ DEFAULT_ENDPOINT = f"127.0.0.1:{PORT}"
 _ABOUT = "Inspects and controls jobs, from any machine that can connect to the service."
 _EXAMPLES = """\
 examples:
-  ddpctl list
-      the jobs of the service, and your jobs on this machine
+  ddpctl list --all
+      all jobs of the service and yours on this machine, also the finished ones
   ddpctl top
       what each rank of the running job does, live
   ddpctl --rendezvous node1:29400 why my-job
@@ -67,14 +67,14 @@ Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, 
 COMPLETION, EXPLAIN = "completion", "explain"
 ALIASES = {"jobs": Command.LIST}
 
-# The job may be left out if there is only one.
-_ONE_JOB = (
-    *(Command.TOP, Command.LOGS, Command.STACKS, Command.WHY),
-    *(Command.CHECKPOINT, Command.PROFILE, Command.RELOAD),
+# They need a job that runs. For the others, the default may be the job that ended last.
+_ONLY_RUNNING = (
+    *(Command.TOP, Command.STACKS, Command.CHECKPOINT, Command.PROFILE, Command.RELOAD),
+    *(Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT),
 )
 
 _HELP = {
-    Command.LIST: "list all jobs",
+    Command.LIST: "list the jobs that have not ended; with --all, the others too",
     Command.STATUS: "show one job: its nodes, its decisions, and how it ended",
     Command.TOP: "show what each rank does, live: phase, step, speed, communication, memory",
     Command.LOGS: "print the output of the ranks, from the log files of all nodes",
@@ -134,7 +134,7 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[_shared()],
     )
-    found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV), output="text", timeout=10.0)
+    found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV), output="text", timeout=10.0, log_dir="")
     found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND", title=_COMMANDS)
     shared = _shared()
@@ -143,12 +143,11 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
         for each in Command
     }
     for each, command in added.items():
-        if each in _ONE_JOB:
-            command.add_argument(
-                "job", nargs="?", default="", help="the job id; default: the only running job"
-            )
-        elif each is not Command.LIST:
-            command.add_argument("job", help="the job id, as in `ddpctl list`")
+        if each is Command.LIST:
+            command.add_argument("--all", action="store_true", help="also the jobs that have ended")
+            continue
+        default = "the only running job" + ("" if each in _ONLY_RUNNING else ", else the one that ended last")
+        command.add_argument("job", nargs="?", default="", help=f"the job id; default: {default}")
     for each in (Command.DRAIN, Command.RESUME):
         added[each].add_argument("node", help="the name of the node, as in `ddpctl status`")
     added[Command.RESIZE].add_argument(
@@ -317,6 +316,11 @@ def _shared() -> _Parser:
         "--rendezvous",
         metavar="HOST:PORT[,...]",
         help=f"address of the service [{_ENDPOINT_ENV}; default: {DEFAULT_ENDPOINT}, and your jobs on this machine]",
+    )
+    shared.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="also look for finished jobs here, which is a --log-dir of ddp-launch or the folder of one job",
     )
     add_output(shared)
     shared.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of each call (default: 10)")

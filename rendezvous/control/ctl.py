@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rendezvous.control.service import Service
 
 
-_JOBS = "ddpctl --timeout 2 list 2>/dev/null | awk 'NR > 1 {print $1}'"
+_JOBS = "ddpctl --timeout 2 list --all 2>/dev/null | awk 'NR > 1 {print $1}'"
 # docs/exit-codes.md
 _FAILED, _USAGE, _NO_ANSWER, _NOT_ALLOWED, _UNUSABLE = 1, 2, 75, 77, 78
 
@@ -77,7 +77,9 @@ def _ask(arguments: argparse.Namespace) -> int:
         where = arguments.rendezvous or DEFAULT_ENDPOINT
         finds_local = not arguments.rendezvous
         options = client_options(os.environ)
-        service = Service(endpoints(where), options, arguments.timeout, finds_local=finds_local)
+        service = Service(
+            endpoints(where), options, arguments.timeout, finds_local=finds_local, log_dir=arguments.log_dir
+        )
     except OptionsUnusable as error:
         return _failed(str(error), _USAGE, error.code)
     try:

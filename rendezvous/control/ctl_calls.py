@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, assert_never
 import grpc
 import grpc.aio
 
+import _ddp_launch_entry as doors
 from rendezvous.control import why
 from rendezvous.control.commands import Command, command_of
 from rendezvous.control.ctl_text import (
     event_line,
+    finished_hint,
     job_dict,
     job_table,
     job_text,
@@ -49,6 +51,7 @@ from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import (
+    LOGS_ARE_IN,
     CannotAnswer,
     Checkpointed,
     CheckpointWanted,
@@ -81,16 +84,15 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
     for_programs = is_for_programs(output)
     match command:
         case Command.LIST:
-            jobs = await service.all_jobs(may_be_none=True)
-            show({"jobs": [as_dict(job) for job in jobs]} if for_programs else job_table(jobs), output)
+            await _list(service, arguments)
         case Command.GET:
-            job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
-            show(job_dict(job), output if for_programs else JSON)
+            show(job_dict(await _job(service, arguments)), output if for_programs else JSON)
         case Command.STATUS:
-            job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
+            job = await _job(service, arguments)
             show(job_dict(job) if for_programs else job_text(job), output)
         case Command.EVENTS | Command.WATCH:
-            async for note in service.notes(arguments.job, follow=command is Command.WATCH):
+            name = await job_named(service, arguments.job, ended_too=True)
+            async for note in service.notes(name, follow=command is Command.WATCH):
                 show(as_dict(note) if for_programs else event_line(note), output, compact=True)
         case Command.TOP:
             return await run(service, arguments)
@@ -113,7 +115,25 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
     return 0
 
 
+async def _list(service: Service, arguments: argparse.Namespace) -> None:
+    if arguments.all:
+        service.finished()  # raises `WingMissing`
+    jobs = await service.all_jobs(may_be_none=True)
+    listed = jobs if arguments.all else [job for job in jobs if job.phase != pb.PHASE_ENDED]
+    if is_for_programs(arguments.output):
+        show({"jobs": [as_dict(job) for job in listed]}, arguments.output)
+        return
+    hint = finished_hint(len(jobs) - len(listed))
+    show("\n".join(filter(None, (job_table(listed), hint))), arguments.output)
+
+
+async def _job(service: Service, arguments: argparse.Namespace) -> Any:
+    name = await job_named(service, arguments.job, ended_too=True)
+    return (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
+
+
 async def _give(service: Service, order: Order, arguments: argparse.Namespace) -> None:
+    arguments.job = await job_named(service, arguments.job)
     words = await _warn_not_drained(service, arguments) if order is Command.RESUME else ""
     job = (await service.call(*request_of(order, arguments))).job
     show(as_dict(job) if is_for_programs(arguments.output) else job_table([job]), arguments.output)
@@ -260,7 +280,7 @@ _AGAIN_S, _LOST_S = 0.5, 60.0  # after a failed call; until the command gives up
 
 
 async def show_logs(service: Service, arguments: argparse.Namespace) -> int:
-    job = await job_named(service, arguments.job)
+    job = await job_named(service, arguments.job, ended_too=True)
     reader = _Reader(service, job, arguments)
     try:
         await reader.read_all()
@@ -292,9 +312,28 @@ class _Reader:
 
     async def _ask(self, wanted: LogsWanted, nodes: Sequence[str] = ()) -> list[tuple[str, FromConversation]]:
         ranks = self._ranks if not nodes else ()
-        return await inquire(
-            self._service, self._job, wanted, nodes=nodes, ranks=ranks, wait_s=5.0 + wanted.wait_s
-        )
+        try:
+            return await inquire(
+                self._service, self._job, wanted, nodes=nodes, ranks=ranks, wait_s=5.0 + wanted.wait_s
+            )
+        except grpc.aio.AioRpcError as error:
+            answers = (
+                []
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION
+                else await self._in_files(wanted)
+            )
+            if not answers:
+                raise
+            return answers
+
+    async def _in_files(self, wanted: LogsWanted) -> list[tuple[str, FromConversation]]:
+        """Of a job whose agents are gone: from the folders that they have named, if they are here as well."""
+        if await self._nodes() is not None:
+            return []
+        wing = doors.find(doors.HISTORY, "files")
+        notes = [note async for note in self._service.notes(self._job, follow=False) if note.kind == "logs"]
+        nodes = {note.text.removeprefix(LOGS_ARE_IN): note.node for note in reversed(notes)}
+        return [(node, await wing.logs_in(folder, wanted)) for folder, node in nodes.items()]
 
     async def read_all(self) -> None:
         """What there is now. A long output needs several questions; places of later ones include all streams."""

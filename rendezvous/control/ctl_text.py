@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rendezvous.codec import decode
 from rendezvous.control.formats import as_dict
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.durations import short_duration
 from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
 from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome, SourceChange
@@ -20,24 +21,42 @@ if TYPE_CHECKING:
 _NAMED = 8
 
 
-def job_table(jobs: Sequence[Any]) -> str:
+def job_table(jobs: Sequence[Any], now: float | None = None) -> str:
+    """`now`: since the epoch; only tests set it. Columns about the end are left out if no job has ended."""
     if not jobs:
         return "no jobs"
-    head = ("JOB", "PHASE", "GENERATION", "NODES", "RANKS", "RESTARTS", "HEALS", "WHY")
-    rows = (
-        (
-            job.job_id,
-            phase_of(job),
-            str(job.generation),
-            f"{job.nodes or job.members}/{_range(job)}",
-            str(job.world_size),
-            str(job.restarts),
-            str(job.heals),
-            shorten(_printable(job.reason), 100, placeholder=" ..."),
-        )
-        for job in jobs
+    ended = any(job.phase == pb.PHASE_ENDED for job in jobs)
+    of_ended = ("ENDED", "GOODPUT") if ended else ()
+    head = ("JOB", "PHASE", "TOOK", *of_ended, "GENERATION", "NODES", "RANKS", "RESTARTS", "HEALS", "WHY")
+    return _table(head, (_job_row(job, ended, time.time() if now is None else now) for job in jobs))
+
+
+def _job_row(job: Any, ended: bool, now: float) -> tuple[str, ...]:
+    goodput = f"{100 * job.goodput:.1f}%" if job.HasField("goodput") else "-"
+    of_ended = (time.strftime("%m-%d %H:%M", time.localtime(job.ended_at)) if job.ended_at else "-", goodput)
+    return (
+        _printable(job.job_id),
+        phase_of(job),
+        _took(job, now),
+        *(of_ended if ended else ()),
+        str(job.generation),
+        f"{job.nodes or job.members}/{_range(job)}",
+        str(job.world_size),
+        str(job.restarts),
+        str(job.heals),
+        shorten(_printable(job.reason), 100, placeholder=" ..."),
     )
-    return _table(head, rows)
+
+
+def _took(job: Any, now: float) -> str:
+    until = job.ended_at or (0.0 if job.phase == pb.PHASE_ENDED else now)
+    return short_duration(until - job.began_at) if job.began_at and until > job.began_at else "-"
+
+
+def finished_hint(finished: int) -> str:
+    """What a list of unfinished jobs leaves out."""
+    have = "job has" if finished == 1 else "jobs have"
+    return f"{finished} {have} ended: `ddpctl list --all`" if finished else ""
 
 
 def phase_of(job: Any) -> str:
@@ -54,7 +73,10 @@ def job_text(job: Any) -> str:
     parts = [job_table([job.summary])]
     if job.nodes:
         parts.append(
-            _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARTBEAT", "STATE"), map(_node_row, job.nodes))
+            _table(
+                ("NODE", "RANK", "RANKS", "ADDRESS", "HEARTBEAT", "STATE"),
+                (_node_row(node, job.summary) for node in job.nodes),
+            )
         )
     if job.summary.reloads:
         parts.append(_reloads(job.summary))
@@ -109,7 +131,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _node_row(node: Any) -> tuple[str, ...]:
+def _node_row(node: Any, summary: Any) -> tuple[str, ...]:
     placed = node.HasField("node_rank")
     first = node.rank_offset
     if node.excluded:
@@ -121,7 +143,7 @@ def _node_row(node: Any) -> tuple[str, ...]:
         str(node.node_rank) if placed else "-",
         f"{first}-{first + node.nproc - 1}" if placed else str(node.nproc),
         _printable(node.address) or "-",
-        f"{node.heard_s:.1f} s ago" if node.present else "absent",
+        "-" if summary.phase == pb.PHASE_ENDED else f"{node.heard_s:.1f} s ago" if node.present else "absent",
         state,
     )
 
@@ -140,7 +162,8 @@ def _cause(cause: Any) -> str:
 
 
 def event_line(note: Any) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(note.at))
+    is_today = time.localtime(note.at)[:3] == time.localtime()[:3]
+    at = time.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S", time.localtime(note.at))
     return f"{at}  g{note.generation:<3} {note.kind:<10} {_printable(note.text)}"
 
 

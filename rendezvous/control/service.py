@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
 
+import _ddp_launch_entry as doors
 from rendezvous import local
 from rendezvous.client.channel import Route, metadata, open_channel
 from rendezvous.client.credential_files import ClientOptions, OptionsUnusable
@@ -26,19 +29,31 @@ if TYPE_CHECKING:
 
 
 OPERATIONS = "/rendezvous.v1.Operations/"
+HISTORY_DIR = "DDP_LAUNCH_HISTORY_DIR"
 _ROUNDS = 3
 _PAUSE_S = 0.25
 _FOLLOWED_S = 60.0  # for which `watch` keeps trying while no replica has the job
 
 
 class Service:
-    """`finds_local`: also the jobs of this user on this machine, which have no service."""
+    """`finds_local`: also the jobs of this user on this machine, which have no service.
+
+    `log_dir`: also the finished jobs whose logs are there.
+    """
 
     def __init__(
-        self, endpoints: Sequence[str], options: ClientOptions, timeout_s: float, *, finds_local: bool = False
+        self,
+        endpoints: Sequence[str],
+        options: ClientOptions,
+        timeout_s: float,
+        *,
+        finds_local: bool = False,
+        log_dir: str = "",
     ) -> None:
         self.endpoints, self.options, self._timeout_s = tuple(endpoints), options, timeout_s
-        self._finds_local = finds_local
+        self._finds_local, self._log_dir = finds_local, log_dir
+        self._finished: list[Any] | None = None
+        self._files: dict[str, Caller] = {}  # jobs whose calls are answered from files
         self._awake: set[str] = set()
 
     async def _endpoints_of(self, job_id: str) -> tuple[str, ...]:
@@ -54,7 +69,40 @@ class Service:
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         return open_channel(endpoint, ClientOptions() if endpoint.startswith("unix:") else self.options)
 
+    def finished(self) -> list[Any]:
+        """The finished jobs that no service keeps, the last one first. Raises `WingMissing`."""
+        if not self._finds_local and not self._log_dir:
+            return []
+        if self._finished is None:
+            wing = doors.find(doors.HISTORY, "files")
+            environ = os.environ if self._finds_local else {HISTORY_DIR: "none"}
+            self._finished = list(wing.finished_jobs(environ, self._log_dir))
+        return self._finished
+
+    def _is_in_files(self, job_id: str, error: grpc.aio.AioRpcError) -> bool:
+        """Whether a job that no service knows is one of them."""
+        if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND) or not job_id:
+            return False
+        with contextlib.suppress(doors.WingMissing):
+            found = next((job for job in self.finished() if job.job_id == job_id), None)
+            if found is not None:
+                from rendezvous.local_calls import caller_of
+
+                self._files[job_id] = caller_of(found)
+        return job_id in self._files
+
     async def call(self, method: str, request: Any, *, longer_s: float = 0.0) -> Any:
+        """Call the service, or a file if the job is known to nobody else. Raises `AioRpcError`."""
+        job_id = getattr(request, "job_id", "")
+        if job_id not in self._files:
+            try:
+                return await self._call(method, request, longer_s)
+            except grpc.aio.AioRpcError as error:
+                if not self._is_in_files(job_id, error):
+                    raise
+        return await self._files[job_id].call(method, request, longer_s=longer_s)
+
+    async def _call(self, method: str, request: Any, longer_s: float) -> Any:
         """Try one endpoint after another, and follow redirects. Raises the last `AioRpcError`.
 
         `longer_s`: how long the service may wait by itself, in addition to the timeout of the call.
@@ -79,6 +127,20 @@ class Service:
             return getattr(pb, f"{method}Response").FromString(answer)
 
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
+        if job_id not in self._files:
+            told = False
+            try:
+                async for note in self._notes(job_id, follow=follow):
+                    told = True
+                    yield note
+                return
+            except grpc.aio.AioRpcError as error:
+                if told or not self._is_in_files(job_id, error):
+                    raise
+        async for note in self._files[job_id].notes(job_id, follow=follow):
+            yield note
+
+    async def _notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
         """Yield each event of a job exactly once, even if the stream breaks or another replica takes over."""
         latest, failed_since, found = pb.WatchEventsResponse(), 0.0, False
         route = Route(await self._endpoints_of(job_id))
@@ -107,7 +169,7 @@ class Service:
                 yield pb.WatchEventsResponse.FromString(data)
 
     async def all_jobs(self, *, may_be_none: bool = False) -> list[Any]:
-        """All jobs: each replica lists those that it owns.
+        """All jobs, also those that have ended: each replica lists those that it owns, and then come those in files.
 
         `may_be_none`: if the user has named no service, none need be there.
         """
@@ -124,13 +186,28 @@ class Service:
                 continue
             reached += 1
             jobs |= {job.job_id: job for job in answer.jobs}
-        may_be_none = may_be_none and self._finds_local
+        finished = await self._finished_summaries()
+        may_be_none = (may_be_none and self._finds_local) or bool(finished)
         is_expected = may_be_none and last is not None and last.code() is grpc.StatusCode.UNAVAILABLE
         if last is not None and not reached and not is_expected:
             raise last
         if unreachable and not self._finds_local:  # else a service is not expected
             warn(f"the list may be incomplete: no answer from {', '.join(unreachable)}")
-        return [jobs[job_id] for job_id in sorted(jobs)]
+        return [
+            *(jobs[job_id] for job_id in sorted(jobs)),
+            *(each for each in finished if each.job_id not in jobs),
+        ]
+
+    async def _finished_summaries(self) -> list[Any]:
+        try:
+            finished = self.finished()
+        except doors.WingMissing:
+            return []
+        if not finished:
+            return []
+        from rendezvous.local_calls import caller_of
+
+        return [summary for job in finished for summary in await caller_of(job).all_jobs()]
 
 
 def endpoints(text: str) -> list[str]:
@@ -205,7 +282,7 @@ async def inquire(
 
 
 async def job_named(service: Caller, given: str, *, ended_too: bool = False) -> str:
-    """`given`, or the only job that has not ended; with `ended_too`, the only job. Raises `NoSuchJob`."""
+    """`given`, or the only job that has not ended; with `ended_too`, else the last that did. Raises `NoSuchJob`."""
     if given:
         return given
     jobs = await service.all_jobs()
@@ -214,11 +291,11 @@ async def job_named(service: Caller, given: str, *, ended_too: bool = False) -> 
         return str(running[0])
     if running:
         raise NoSuchJob(f"{len(running)} jobs run ({', '.join(running[:8])}): name one")
-    if ended_too and len(jobs) == 1:
-        return str(jobs[0].job_id)
     if ended_too and jobs:
-        raise NoSuchJob(
-            f"{len(jobs)} jobs have ended ({', '.join(job.job_id for job in jobs[:8])}): name one"
-        )
-    ended = f" ({len(jobs)} have ended: `ddpctl list` shows them)" if jobs else ""
+        last = max(job.ended_at for job in jobs)
+        found = [job.job_id for job in jobs if job.ended_at == last]
+        if len(found) == 1:
+            return str(found[0])
+        raise NoSuchJob(f"{len(found)} jobs have ended ({', '.join(found[:8])}): name one")
+    ended = f" ({len(jobs)} have ended: `ddpctl list --all` shows them)" if jobs else ""
     raise NoSuchJob(f"no job runs{ended}")

@@ -36,9 +36,15 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
     job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
     story = await story_of(service, name, job, arguments.generation)
     if story is None:
-        show({} if is_for_programs(arguments.output) else f"job {name}: nothing has failed", arguments.output)
+        words = f"job {name}: {_without_failure(job.summary)}"
+        show({} if is_for_programs(arguments.output) else printable_lines(words), arguments.output)
         return 0
     return _tell(story, story_as_dict(story, job), arguments.output)
+
+
+def _without_failure(summary: Any) -> str:
+    is_failed = summary.phase == pb.PHASE_ENDED and not summary.succeeded
+    return f"no rank has failed; {summary.reason}" if is_failed else "nothing has failed"
 
 
 def _tell(story: Story, as_json: Any, output: str) -> int:

@@ -1445,7 +1445,7 @@ class GetRestartsResponse(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[RestartTimes, _Mapping]]] = ...) -> None: ...
 
 class JobSummary(_message.Message):
-    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals", "reloads", "rollbacks", "trial_until")
+    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals", "reloads", "rollbacks", "trial_until", "began_at", "ended_at", "goodput")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1461,6 +1461,9 @@ class JobSummary(_message.Message):
     RELOADS_FIELD_NUMBER: _ClassVar[int]
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     TRIAL_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     phase: Phase
     generation: int
@@ -1476,7 +1479,10 @@ class JobSummary(_message.Message):
     reloads: int
     rollbacks: int
     trial_until: int
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ..., reloads: _Optional[int] = ..., rollbacks: _Optional[int] = ..., trial_until: _Optional[int] = ...) -> None: ...
+    began_at: float
+    ended_at: float
+    goodput: float
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ..., reloads: _Optional[int] = ..., rollbacks: _Optional[int] = ..., trial_until: _Optional[int] = ..., began_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., goodput: _Optional[float] = ...) -> None: ...
 
 class JobView(_message.Message):
     __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome", "ranks", "time")

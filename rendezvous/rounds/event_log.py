@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words, no_longer
 from rendezvous.rounds.policy import outcome_text
+from rendezvous.rounds.snapshot import SnapshotUnreadable, unpacked
 from rendezvous.values.cause_text import counted
 from rendezvous.values.events import (
     AgentHeard,
@@ -17,6 +21,8 @@ from rendezvous.values.events import (
 )
 from rendezvous.values.job_state import Phase, world_nodes
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.questions import RestartTimes  # noqa: TC001 - the codec reads it
+from rendezvous.values.rows import Decoder, RowEncoder, all_fields
 from rendezvous.values.text_limits import Sentence  # noqa: TC001 - the codec reads it
 from rendezvous.values.types import FailureClass
 
@@ -156,3 +162,54 @@ def _phase(after: JobState) -> Iterator[EventLine]:
             yield EventLine("ended", outcome_text(after.outcome))
         case _:
             pass
+
+
+# --- the past of a job ------------------------------------------------------------------------------
+#
+# What is left of a job beside its state: its events, the times of its restarts, and when it ran. The service stores it
+# with the state, and an agent writes it into a file. So the events of a job can be read after a restart of the service
+# and after the end of the job. It is compressed JSON with its own schema, as a snapshot is, and always fits into the
+# given number of bytes: the oldest events are left out first.
+
+_MAGIC = b"ddp-past 1\n"
+_ROWS = RowEncoder(all_fields)
+_LEVEL = 1
+_FEWEST = 8  # events; with fewer, the times of restarts go
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    began_at: float = 0.0  # times since the epoch
+    ended_at: float = 0.0  # 0: it has not ended
+    journal_id: str = ""
+    notes: tuple[LoggedEvent, ...] = ()
+    restart_times: tuple[RestartTimes, ...] = ()
+
+
+def encode_past(past: Past, most_bytes: int) -> bytes:
+    while len(data := _encoded(past)) > most_bytes:
+        if len(past.notes) > _FEWEST:
+            past = replace(past, notes=past.notes[len(past.notes) // 2 :])
+        else:
+            past = replace(past, notes=past.notes[1:], restart_times=past.restart_times[-len(past.notes) :])
+        if not past.notes:
+            return _encoded(Past(past.began_at, past.ended_at))
+    return data
+
+
+def _encoded(past: Past) -> bytes:
+    document = {"schema": _ROWS.schema(Past), "past": _ROWS.encoder(Past)(past)}
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return _MAGIC + zlib.compress(text.encode(), _LEVEL)
+
+
+def decode_past(data: bytes) -> Past:
+    """An empty one, if these bytes cannot be read: no decision depends on it."""
+    try:
+        document = unpacked(data, _MAGIC)
+        schema = {name: tuple(columns) for name, columns in document["schema"].items()}
+        past = Decoder(schema, all_fields).decoder(Past)(document["past"])
+    except (SnapshotUnreadable, KeyError, TypeError, AttributeError, ValueError):
+        return Past()
+    assert isinstance(past, Past)
+    return past

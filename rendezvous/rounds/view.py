@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
+from rendezvous.rounds.event_log import Past
 from rendezvous.rounds.policy import outcome_text, reload_on_trial_until
 from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
@@ -17,6 +18,8 @@ from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddr
 
 if TYPE_CHECKING:
     from rendezvous.values.job_state import JobState, Member
+
+_UNKNOWN = Past()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,9 @@ class JobSummary:
     reloads: int = 0
     rollbacks: int = 0
     trial_until: int = 0
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    goodput: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class JobView:
     time: JobTime | None = None  # of all ranks together; None: nothing is known
 
 
-def summary_of(job_id: str, state: JobState) -> JobSummary:
+def summary_of(job_id: str, state: JobState, past: Past = _UNKNOWN) -> JobSummary:
     return JobSummary(
         job_id=job_id,
         phase=state.phase,
@@ -94,7 +100,16 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
         reloads=state.reload.reloads,
         rollbacks=state.reload.rollbacks,
         trial_until=reload_on_trial_until(state.reload),
+        began_at=past.began_at,
+        ended_at=past.ended_at,
+        goodput=_goodput(state.outcome),
     )
+
+
+def _goodput(outcome: Outcome | None) -> float | None:
+    if outcome is None or outcome.time is None or outcome.time.spent.total <= 0:
+        return None
+    return outcome.time.spent.goodput or None  # 0: its ranks have shown no steps
 
 
 def _reason(state: JobState) -> str:
@@ -107,13 +122,13 @@ def _reason(state: JobState) -> str:
     return ""
 
 
-def view_of(job_id: str, state: JobState, now: float) -> JobView:
+def view_of(job_id: str, state: JobState, now: float, past: Past = _UNKNOWN) -> JobView:
     placements = state.world.placements if state.world is not None else ()
     nodes = [_node(state, m, now) for m in sorted(state.members.values(), key=_order)]
     away = sorted(node for node in state.excluded if node not in state.members)
     nodes += [NodeView(n, excluded=state.excluded[n].reason, failures=_failures(state, n)) for n in away]
     return JobView(
-        summary=summary_of(job_id, state),
+        summary=summary_of(job_id, state, past),
         spec=state.spec,
         nodes=tuple(nodes),
         store=state.store,

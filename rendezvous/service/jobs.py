@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
@@ -19,6 +22,7 @@ from rendezvous.access.auth import Right
 from rendezvous.codec import BadMessage, question_message, read_answer, to_agent_bytes
 from rendezvous.replay.journal import journal_of, name_of
 from rendezvous.rounds.admission import trains
+from rendezvous.rounds.event_log import Past, decode_past, encode_past
 from rendezvous.rounds.sealing import fitted
 from rendezvous.rounds.view import summary_of
 from rendezvous.service import waiting_jobs
@@ -26,7 +30,7 @@ from rendezvous.service.agent_stream import AgentStream, Allowance, Counts, Limi
 from rendezvous.service.calls import NotFound, count_open
 from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob, OwnedByOther
 from rendezvous.session_replay import Redirect
-from rendezvous.store.protocol import OwnershipLost, StoreError, ValuesFull
+from rendezvous.store.protocol import VALUE_BYTES, OwnershipLost, StoreError, ValuesFull
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
 from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.late_dataclass import dataclass
@@ -51,9 +55,12 @@ _log = logging.getLogger("rendezvous")
 
 RESERVED = "rendezvous/"  # keys that scripts cannot use
 _ENDED_AT = RESERVED + "ended-at"
+_PAST = RESERVED + "past"
+_PAST_AFTER_S = 1.0  # after a change: several belong together
 _IDLE_S = 60.0
 _MAINTAIN_EVERY_S = 10.0
 _HISTORY_EVERY_S = 3600.0
+_CLOSED_AT_MOST = 100  # before old jobs are deleted
 _LOOK_AFTER_S = 2.0  # after a new job: for another one that waits for nodes, twice
 _REFUSALS = (OwnershipLost, StoreError)
 
@@ -68,12 +75,14 @@ class Jobs:
         metrics: Metrics,
         *,
         history_s: float,
+        history_jobs: int = 1000,
         resume_grace_s: float,
         one_tenant: bool,
         journals: Journals | None = None,
     ) -> None:
         self._store, self._limits, self._metrics = store, limits, metrics
-        self._history_s, self._resume_grace_s, self._one_tenant = history_s, resume_grace_s, one_tenant
+        self._history_s, self._history_jobs = history_s, history_jobs
+        self._resume_grace_s, self._one_tenant = resume_grace_s, one_tenant
         self._journals = journals
         self._open: dict[str, Job] = {}
         self._opening: dict[str, asyncio.Task[Job]] = {}
@@ -84,6 +93,8 @@ class Jobs:
         self._looks = 0
         self._next_look: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsaved: dict[str, asyncio.TimerHandle] = {}  # jobs whose past has changed
+        self._closed_since = 0  # jobs that were closed since old ones were deleted
         self._unopened = UnopenedJobs(store, self._open)
         self.draining = False
         store.ownership.listen(self._lose_job, self._freed)
@@ -120,6 +131,7 @@ class Jobs:
         owner = await self._store.ownership.claim(job_id)
         if not owner.is_me:
             raise OwnedByOther(owner.address)
+        stored = await self._store.values(job_id).get(_PAST)
         job = Job(
             *(
                 job_id,
@@ -130,6 +142,9 @@ class Jobs:
             ),
             None if self._journals is None else journal_of(self._journals, job_id),
         )
+        if stored is not None:
+            job.recall(decode_past(stored.data))
+        job.on_news = partial(self._save_past_soon, job)
         try:
             await job.wait_loaded()
         except OwnershipLost as error:
@@ -185,6 +200,27 @@ class Jobs:
                 "cannot load the job; trying again when an agent joins: %s", error, extra={"job": job_id}
             )
 
+    def _save_past_soon(self, job: Job) -> None:
+        if job.job_id not in self._unsaved:
+            save = partial(self._save_past_now, job)
+            self._unsaved[job.job_id] = asyncio.get_running_loop().call_later(_PAST_AFTER_S, save)
+
+    def _save_past_now(self, job: Job) -> None:
+        if self._open.get(job.job_id) is job:
+            self._later(self._save_past(job))
+
+    async def _save_past(self, job: Job) -> None:
+        """What this process knows of the job beside its state, for the next one and for those who ask later."""
+        timer = self._unsaved.pop(job.job_id, None)
+        if timer is None or job.state.spec is None:
+            return
+        timer.cancel()
+        try:
+            data = await asyncio.to_thread(encode_past, job.past(), VALUE_BYTES)
+            await self._store.values(job.job_id).put(_PAST, data)
+        except (*_REFUSALS, ValuesFull) as error:
+            _log.warning("cannot store the events of the job: %s", error, extra={"job": job.job_id})
+
     # --- losing ------------------------------------------------------------------------------------
 
     def _lose_job(self, job_id: str) -> None:
@@ -234,7 +270,7 @@ class Jobs:
                 if job.is_idle and now - job.idle_since > _IDLE_S and _is_over(job):
                     await self._leave(job)
             self.mention_waiting_jobs()
-            if now >= history_at:
+            if now >= history_at or self._closed_since > _CLOSED_AT_MOST:
                 history_at = now + _HISTORY_EVERY_S
                 await self.delete_old(time.time())
             await asyncio.sleep(_MAINTAIN_EVERY_S)
@@ -284,7 +320,9 @@ class Jobs:
         if blank:
             await self._store.delete(job.job_id)
         else:
+            await self._save_past(job)
             await self._ended_at(job.job_id, time.time())
+        self._closed_since += 1
         await self._store.ownership.release(job.job_id)
 
     async def _ended_at(self, job_id: str, now: float) -> float:
@@ -300,7 +338,12 @@ class Jobs:
         return now
 
     async def delete_old(self, now: float) -> None:
-        """Delete expired jobs, also those of other replicas. After an error, continue with the next job."""
+        """Delete expired jobs, also those of other replicas, and those that are too many: the oldest ones first.
+
+        After an error, continue with the next job.
+        """
+        self._closed_since = 0
+        kept: list[tuple[float, str]] = []
         try:
             stored = await self._store.jobs()
         except StoreError as error:
@@ -309,27 +352,40 @@ class Jobs:
             )
             return
         for job_id in stored:
-            try:
-                await self._delete_if_old(job_id, now)
-            except _REFUSALS as error:
-                _log.warning(
-                    "cannot delete the expired job, will try again: %s", error, extra={"job": job_id}
-                )
+            with self._next_after_refusal(job_id):
+                ended_at = await self._ended_before(job_id, now)
+                if ended_at is not None and now - ended_at <= self._history_s:
+                    kept.append((ended_at, job_id))
+                elif ended_at is not None:
+                    await self._delete(job_id)
+        for _, job_id in sorted(kept)[: max(0, len(kept) - self._history_jobs)]:
+            with self._next_after_refusal(job_id):
+                await self._delete(job_id)
 
-    async def _delete_if_old(self, job_id: str, now: float) -> None:
+    @contextmanager
+    def _next_after_refusal(self, job_id: str) -> Iterator[None]:
+        try:
+            yield
+        except _REFUSALS as error:
+            _log.warning("cannot delete the expired job, will try again: %s", error, extra={"job": job_id})
+
+    async def _ended_before(self, job_id: str, now: float) -> float | None:
+        """When a job has ended that nobody has open; None: it may not be deleted. A blank one ended long ago."""
         if job_id in self._open or job_id in self._opening:
-            return
+            return None
         owner = await self._store.ownership.owner_of(job_id)
         if owner is not None and owner.address and not owner.is_me:
-            return
+            return None
         state, _ = await self._store.job(job_id).load()
-        if state.outcome is None and state.spec is not None:
-            return
-        if state.spec is None or now - await self._ended_at(job_id, now) > self._history_s:
-            await self._store.delete(job_id)
-            self._over_since.pop(job_id, None)
-            if self._journals is not None:
-                self._journals.remove(name_of(job_id))
+        if state.spec is None:
+            return -math.inf
+        return None if state.outcome is None else await self._ended_at(job_id, now)
+
+    async def _delete(self, job_id: str) -> None:
+        await self._store.delete(job_id)
+        self._over_since.pop(job_id, None)
+        if self._journals is not None:
+            self._journals.remove(name_of(job_id))
 
     async def close(self, after_s: float) -> None:
         """Redirect all agents. The jobs do not change: the store keeps them."""
@@ -340,13 +396,18 @@ class Jobs:
         self._open.clear()
         for job in jobs:
             await job.close(Redirect("", after_s, "the service is shutting down"))
+            await self._save_past(job)
             await self._store.ownership.release(job.job_id)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5.0)
 
 
 def summaries_of(jobs: Iterable[OpenJob]) -> dict[str, JobSummary]:
-    return {job.job_id: summary_of(job.job_id, job.state) for job in jobs if job.state.spec is not None}
+    return {
+        job.job_id: summary_of(job.job_id, job.state, Past(job.began_at, job.ended_at))
+        for job in jobs
+        if job.state.spec is not None
+    }
 
 
 def _is_ended(job: Job) -> bool:
@@ -417,10 +478,12 @@ class UnopenedJobs:
     async def _read_one(self, job_id: str) -> None:
         try:
             state, version = await self._store.job(job_id).load()
+            stored = await self._store.values(job_id).get(_PAST)
         except StoreError as error:
             _log.warning("cannot list the job: %s", error, extra={"job": job_id})
-            state, version = JobState(), (await self._store.jobs()).get(job_id, 0)
-        self._summaries[job_id] = version, None if state.spec is None else summary_of(job_id, state)
+            state, version, stored = JobState(), (await self._store.jobs()).get(job_id, 0), None
+        past = decode_past(stored.data) if stored is not None else Past()
+        self._summaries[job_id] = version, None if state.spec is None else summary_of(job_id, state, past)
 
 
 # --- one job in the service: its owner task, the streams of its agents, and its event journal -------

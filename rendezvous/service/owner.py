@@ -39,7 +39,7 @@ from rendezvous.rounds.admission import (
     resume,
     trains,
 )
-from rendezvous.rounds.event_log import EventLine, LoggedEvent, lines
+from rendezvous.rounds.event_log import EventLine, LoggedEvent, Past, lines
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.values.job_state import JobState, Phase, member_of
@@ -310,6 +310,7 @@ _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
 _RESTART_TIMES_KEPT = 4096
+_NOT_KEPT_AT_MOST = 1_000_000
 _CROWD = 64  # with more members than this, log one join in 64: a log line costs as much as a join
 
 
@@ -341,6 +342,8 @@ class OpenJob:
         self.watchers: set[Watcher] = set()
         self.notes: deque[LoggedEvent] = deque(maxlen=_NOTES_KEPT)
         self.journal_id = os.urandom(16).hex()  # sequence numbers are valid within one journal
+        self.began_at = self.ended_at = 0.0  # since the epoch; 0: not known, or not yet
+        self.on_news: Callable[[], None] | None = None  # is called when `past` has changed
         self._count = count
         self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
         self._seq = 0
@@ -378,9 +381,13 @@ class OpenJob:
             order[1].set_result(None)
         if after is before:
             return
+        if event is not None and before.phase is Phase.ENDED and after.phase is not Phase.ENDED:
+            self.began_at = self.ended_at = 0.0  # another run under the same name
         for line in lines(event, before, after):
             self._add(line, after.generation, _level(line, after))
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
+            self.ended_at = self.ended_at or time.time()
+            self._tell_news()
             for watcher in self.watchers:
                 watcher.put(None)
 
@@ -388,6 +395,8 @@ class OpenJob:
         self._seq += 1
         note = LoggedEvent(self._seq, time.time(), generation, line.kind, line.node, line.text)
         self.notes.append(note)
+        self.began_at = self.began_at or note.at
+        self._tell_news()
         self._count(line.kind)
         extra = {"job": self.job_id, "generation": generation, "kind": line.kind}
         _log.log(level, line.text, extra=extra)
@@ -400,10 +409,31 @@ class OpenJob:
             self.restart_times[remark.generation, node] = replace(remark, node=node)
             while len(self.restart_times) > _RESTART_TIMES_KEPT:
                 del self.restart_times[min(self.restart_times)]
+            self._tell_news()
             return
         kind = remark.kind if remark.kind in REMARKS else REMARKS[0]
         text = "".join(char if char.isprintable() else " " for char in remark.text)
         self._add(EventLine(kind, text, node), remark.generation, logging.INFO)
+
+    def _tell_news(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
+
+    def past(self) -> Past:
+        times = tuple(self.restart_times[key] for key in sorted(self.restart_times))
+        return Past(self.began_at, self.ended_at, self.journal_id, tuple(self.notes), times)
+
+    def recall(self, past: Past) -> None:
+        """Before the first event: continue the journal that an earlier process has kept.
+
+        It may have told more events than it has kept, so new ones get much higher numbers.
+        """
+        self.began_at, self.ended_at = past.began_at, past.ended_at
+        self.journal_id = past.journal_id or self.journal_id
+        self.notes.extend(past.notes)
+        self.restart_times |= {(each.generation, each.node): each for each in past.restart_times}
+        self._seq = max((note.seq for note in past.notes), default=0)
+        self._seq += _NOT_KEPT_AT_MOST if past.notes else 0
 
     def watch(self, after_seq: int) -> Watcher:
         watcher = Watcher([note for note in self.notes if note.seq > after_seq])

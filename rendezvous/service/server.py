@@ -102,6 +102,7 @@ class ServerOptions:
     certificates: Certificates | None = None
     secret: Secret | None = None  # of one job; replaces certificates and tokens
     history_s: float = 14 * 86_400.0
+    history_jobs: int = 1000
     resume_grace_s: float = 1.0
     return_after_s: float = 0.5  # after a shutdown, agents reconnect no sooner
     reflection: bool = False
@@ -130,6 +131,7 @@ class Server:
             limits,
             self.metrics,
             history_s=options.history_s,
+            history_jobs=options.history_jobs,
             resume_grace_s=options.resume_grace_s,
             one_tenant=not options.key_file,
             journals=options.journals,

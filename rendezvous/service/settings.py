@@ -100,6 +100,13 @@ SETTINGS = (
     ),
     ServiceSetting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
     ServiceSetting(
+        "history_jobs",
+        "count",
+        1000,
+        "most finished jobs to keep: with more, the oldest ones are deleted",
+        metavar="N",
+    ),
+    ServiceSetting(
         "journal_dir",
         "text",
         "",

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MOST_LOG_BYTES = 512 * 1024  # of one answer
 MOST_WAIT_S = 600.0  # for an answer
-REMARKS = ("remark", "first-step", "checkpoint", "profile")  # kinds in the journal
+REMARKS = ("remark", "first-step", "checkpoint", "profile", "logs")  # kinds in the journal
+LOGS_ARE_IN = "the logs of its ranks are in "  # what a remark of the kind "logs" says, before the folder
 DumpText = Annotated[str, TextLimit(256 * 1024, is_shortened=True)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from rendezvous import main as service
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.control import commands as control
-from rendezvous.control.commands import ALIASES, COMPLETION, EXPLAIN, REPLAY, Command, Order, parser
+from rendezvous.control.commands import ALIASES, COMPLETION, EXPLAIN, Command, Order, parser
 from rendezvous.control.ctl import main
 from rendezvous.control.ctl_calls import carry_out, request_of
 from rendezvous.control.log_lines import lines_of, on_terminal
@@ -57,7 +57,7 @@ def test_an_order_sends_its_own_request(order: Order) -> None:
 
 def test_every_command_of_the_parser_is_an_order_a_look_a_question_or_submit() -> None:
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    local = ("submit", COMPLETION, EXPLAIN, REPLAY)
+    local = ("submit", COMPLETION, EXPLAIN, "replay")
     assert set(commands.choices) == {*LOOKS, *QUESTIONS, *REQUESTS, *ALIASES, *local}
     assert set(Command) == {*LOOKS, *QUESTIONS, *REQUESTS}
 

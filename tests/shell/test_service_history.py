@@ -12,13 +12,15 @@ import pytest
 from served import soon
 
 from rendezvous.metrics import Metrics
+from rendezvous.rounds.event_log import decode_past
 from rendezvous.service import jobs as jobs_module
 from rendezvous.service.agent_stream import ServiceLimits
-from rendezvous.service.jobs import Jobs
+from rendezvous.service.jobs import _PAST, Jobs
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
 from rendezvous.values.events import AgentJoined
 from rendezvous.values.job_state import JobState, Phase
+from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Outcome
 
 if TYPE_CHECKING:
@@ -34,9 +36,12 @@ _ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, 
 
 
 @asynccontextmanager
-async def kept(url: str) -> AsyncIterator[tuple[Store, Jobs]]:
+async def kept(url: str, most: int = 1000) -> AsyncIterator[tuple[Store, Jobs]]:
     store = await open_store(url)
-    jobs = Jobs(store, ServiceLimits(), Metrics(), history_s=_HISTORY_S, resume_grace_s=1.0, one_tenant=True)
+    limits = ServiceLimits()
+    jobs = Jobs(
+        store, limits, Metrics(), history_s=_HISTORY_S, history_jobs=most, resume_grace_s=1.0, one_tenant=True
+    )
     try:
         yield store, jobs
     finally:
@@ -57,6 +62,55 @@ def test_what_is_over_is_forgotten_when_its_time_is_up_and_nothing_else(tmp_path
             assert await store.values("over").get("rendezvous/ended-at") is None
 
     soon(story())
+
+
+def test_with_too_many_finished_jobs_the_oldest_are_forgotten() -> None:
+    async def story() -> None:
+        async with kept("memory", most=3) as (store, jobs):
+            await store.job("running").save(_RUNNING, 0)
+            for i in range(300):
+                await store.job(f"job-{i:03}").save(_ENDED, 0)
+                await store.values(f"job-{i:03}").put("rendezvous/ended-at", str(1000.0 - i / 10).encode())
+            await jobs.delete_old(1000.0)
+            assert list(await store.jobs()) == ["job-000", "job-001", "job-002", "running"]
+
+    soon(story())
+
+
+def test_events_and_times_of_restarts_outlive_the_service_also_if_it_is_killed(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/jobs"
+
+    async def before(kill: bool) -> tuple[str, float]:
+        async with kept(url) as (_, jobs):
+            job = await jobs.open("job")
+            job.owner.post(AgentJoined(AgentId("node", "1"), JobSpec("job"), _FACTS))
+            seen = job.watch(0).queue
+            while (note := await seen.get()) is None or note.kind != "sealed":
+                pass
+            job.remark(RestartTimes(1, fork_s=2.0), "node")
+            if kill:
+                stored = await jobs._store.values("job").wait(_PAST)
+                while not decode_past(stored.data).restart_times:
+                    stored = await jobs._store.values("job").wait(_PAST, stored.version)
+                jobs._unsaved.clear()  # and so the end is not written
+            return job.journal_id, job.began_at
+
+    async def after(journal: str, began_at: float) -> None:
+        async with kept(url) as (_, jobs):
+            job = await jobs.open("job")
+            assert [note.kind for note in job.notes][:1] == ["joined"]
+            assert [note.kind for note in job.notes][-1:] == ["resumed"]
+            assert job.restart_times[1, "node"].fork_s == 2.0
+            assert (job.journal_id, job.began_at) == (journal, began_at)
+            assert len({note.seq for note in job.notes}) == len(job.notes)
+            (listed,), _ = await jobs.listed()
+            assert listed.began_at == began_at
+
+    for kill in (True, False):
+        journal, began_at = soon(before(kill))
+        soon(after(journal, began_at))
+        for file in tmp_path.iterdir():
+            file.unlink()
 
 
 def test_a_job_that_cannot_be_read_does_not_keep_the_others(tmp_path: Path) -> None:

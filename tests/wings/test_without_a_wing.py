@@ -65,6 +65,7 @@ ASKED = {
     "mpi": Asked("import ddp; ddp.init('mpi4py')", code=""),
     "torchrun": Asked("from _ddp_launch_entry import torchrun_backend; torchrun_backend()", code=""),
     "replay": Asked(command("ddpctl", "replay", "a.ddpj")),
+    "history": Asked(command("ddpctl", "list", "--all")),
     "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),
 }
 

@@ -1,10 +1,10 @@
 // The list of jobs.
 
 import { fill, h } from "./dom.js";
-import { kindOfPhase } from "./format.js";
+import { duration, kindOfPhase, moment, percent } from "./format.js";
 import { Live } from "./live.js";
 
-const ORDER = { running: 0, stopping: 1, storing: 2, forming: 3, failed: 4, succeeded: 5 };
+const ORDER = { running: 0, stopping: 1, storing: 2, forming: 3, failed: 4, succeeded: 4 };
 
 export function jobsView(main, frame) {
   const body = h("tbody");
@@ -16,8 +16,8 @@ export function jobsView(main, frame) {
     h(
       "thead",
       {},
-      h("tr", {}, ...["Job", "State", "Nodes", "Ranks", "Generation", "Restarts", "Heals", "Why"].map((name, n) =>
-        h("th", { scope: "col", class: n > 1 && n < 7 ? "number" : "" }, name))),
+      h("tr", {}, ...["Job", "State", "Ended", "Duration", "Goodput", "Nodes", "Ranks", "Generation", "Restarts", "Heals", "Why"].map((name, n) =>
+        h("th", { scope: "col", class: n > 1 && n < 10 ? "number" : "" }, name))),
     ),
     body,
   );
@@ -26,7 +26,7 @@ export function jobsView(main, frame) {
   fill(main, h("div", { class: "head" }, h("h1", {}, "Jobs"), count), list);
 
   const show = ({ jobs, elsewhere }) => {
-    jobs.sort((a, b) => (ORDER[a.phase] ?? 9) - (ORDER[b.phase] ?? 9) || a.job.localeCompare(b.job));
+    jobs.sort((a, b) => (ORDER[a.phase] ?? 9) - (ORDER[b.phase] ?? 9) || b.ended_at - a.ended_at || a.job.localeCompare(b.job));
     const running = jobs.filter((job) => job.phase === "running").length;
     count.textContent = jobs.length ? `${running} of ${jobs.length} running` : "";
     const focused = document.activeElement?.getAttribute?.("href");
@@ -38,6 +38,8 @@ export function jobsView(main, frame) {
   return () => live.close();
 }
 
+const isOver = (job) => job.phase === "failed" || job.phase === "succeeded";
+
 function row(job) {
   const range = job.min_nodes === job.max_nodes ? job.max_nodes : `${job.min_nodes}–${job.max_nodes}`;
   return h(
@@ -45,6 +47,9 @@ function row(job) {
     {},
     h("th", { scope: "row" }, h("a", { href: `#/job/${encodeURIComponent(job.job)}` }, job.job)),
     h("td", {}, h("span", { class: `badge ${kindOfPhase(job.phase)}` }, job.phase)),
+    h("td", { class: "number" }, job.ended_at ? moment(job.ended_at) : "–"),
+    h("td", { class: "number" }, job.began_at ? duration((job.ended_at || (isOver(job) ? 0 : Date.now() / 1000)) - job.began_at) : "–"),
+    h("td", { class: "number" }, percent(job.goodput)),
     h("td", { class: "number" }, `${job.nodes} / ${range}`),
     h("td", { class: "number" }, job.ranks.toLocaleString("en")),
     h("td", { class: "number" }, String(job.generation)),
@@ -62,7 +67,7 @@ function rowElsewhere({ job, replica }) {
     { class: "muted" },
     h("th", { scope: "row" }, job),
     h("td", {}, h("span", { class: "badge" }, "elsewhere")),
-    h("td", { colspan: "5" }),
+    h("td", { colspan: "8" }),
     h("td", { class: "reason", title: where }, where),
   );
 }

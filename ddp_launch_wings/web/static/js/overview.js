@@ -24,7 +24,7 @@ export function tiles(state) {
     put(step, known ? summary.last.toLocaleString("en") : "–", known ? (even ? "all ranks" : `slowest at ${summary.first.toLocaleString("en")}`) : "no steps yet");
     put(rate, last ? `${precise(last.rate)} /s` : middle ? `${precise(1 / middle)} /s` : "–", "steps of the job");
     put(spread, duration(middle), summary?.own[1] ? `own time of a rank ${duration(summary.own[0] / 1000)} to ${duration(summary.own[1] / 1000)}` : "median of all ranks");
-    put(good, percent(goodput(points)), found.length ? `${percent(found.at(-1).goodput)} in the last seconds` : "since the start");
+    put(good, percent(goodput(points) ?? job.goodput), found.length ? `${percent(found.at(-1).goodput)} in the last seconds` : "since the start");
     put(comm, percent(summary?.share ?? null), found.length ? `${percent(found.at(-1).waiting)} is waiting for slower ranks` : "of the time in collectives");
     put(stops, String(job.restarts), job.heals ? `${job.heals} healed in place` : `generation ${job.generation}`);
   };
