@@ -23,13 +23,8 @@ from nodes import NODES  # noqa: E402
 
 CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS, *NCCL)
 HOW = {"restart": False, "in-place": True}
-# Those that `make test` plays: one of each sort. `make nightly` plays the others, `make faults` all of them.
-QUICK = frozenset(
-    """
-    exception killed-ours-shm stopped-two-nodes agent-killed evaluation nccl-port
-    """.split()
-)
-QUICK_IN_PLACE = frozenset(("killed-rank-0",))
+# Those that `make test` plays. `make nightly` plays the others, `make faults` all of them.
+QUICK = frozenset(("killed-ours-shm", "stopped-two-nodes"))
 
 
 def _show(played: Played) -> None:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-NIGHTLY = pytest.mark.nightly(
-    instead=("::test_minimal", "::test_the_cells_of_the_notebook_run_in_their_order")
-)
+NIGHTLY = pytest.mark.nightly(instead=("::test_minimal", "shell/test_launch_function.py"))
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCH = Path(sys.executable).with_name("ddp-launch")
@@ -73,6 +71,7 @@ def cells() -> list[str]:
     return ["".join(each["source"]) for each in book["cells"] if each["cell_type"] == "code"]
 
 
+@NIGHTLY
 def test_the_cells_of_the_notebook_run_in_their_order(tmp_path: Path) -> None:
     script = tmp_path / "cells.py"
     script.write_text("\n\n".join(cells()))

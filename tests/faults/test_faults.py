@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import fault_table
 import pytest
 from fault_play import LENIENT
-from suite import CASES, QUICK, QUICK_IN_PLACE
+from suite import CASES, QUICK
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -27,11 +27,7 @@ _EACH = [
 ]
 
 
-_IN_PLACE = [
-    pytest.param(case, id=case.name, marks=[] if case.name in QUICK_IN_PLACE else [pytest.mark.nightly])
-    for case in CASES
-    if case.is_played_in_place
-]
+_IN_PLACE = [pytest.param(case, id=case.name) for case in CASES if case.is_played_in_place]
 
 
 def test_every_name_is_of_one_case() -> None:
@@ -51,6 +47,7 @@ def test_a_fault(case: Case, plays: Plays) -> None:
     assert played.is_within(case.may_take_s * slowness()), str(played)
 
 
+@pytest.mark.nightly(instead=("elastic/test_in_place.py", "shell/test_heals.py"))
 @pytest.mark.parametrize("case", _IN_PLACE)
 def test_a_fault_in_place(case: Case, plays_in_place: Plays) -> None:
     played = plays_in_place[case.name].result()

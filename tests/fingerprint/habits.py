@@ -212,13 +212,11 @@ SHORT = {
                 "limits",
                 "logging",
                 "variables of its own",
+                "variables in a package",
             )
         ),
-        files=HABITS["locks of a module"].files,
+        files={**HABITS["locks of a module"].files, **HABITS["variables in a package"].files},
         env={"PYTHONPATH": "lib:", "PYTHONWARNINGS": "ignore::DeprecationWarning"},
         wrapper=HABITS["settings of a shell"].wrapper,
-    ),
-    "variables in a package": Habit(
-        HABITS["variables in a package"].before, files=HABITS["variables in a package"].files, trains=False
     ),
 }

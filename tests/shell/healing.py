@@ -77,18 +77,6 @@ TRAINS = RANK + "rank.hello()\nrank.serve()\n"
 WITH_CHILDREN = FAMILY.replace("forking)):", "stay)):") + RANK + "family()\nrank.hello()\nrank.serve()\n"
 # Rank 1 stays in its collective, as one in native code does.
 ONE_IS_STUCK = RANK + "rank.hello()\nif E['RANK'] == '1': rank.park = lambda: None\nrank.serve()\n"
-# Rank 0 reports a failed collective, although nobody has failed.
-REPORTS_AN_ERROR = (
-    RANK
-    + """
-rank.hello()
-while E["RANK"] == "0" and not os.path.exists(os.path.join(THERE, "error")):
-    time.sleep(0.01)
-if E["RANK"] == "0":
-    rank.say(error={"text": "Connection reset by peer", "doing": "all_reduce"})
-rank.serve()
-"""
-)
 PRINTS = (
     RANK
     + """

@@ -24,7 +24,7 @@ MODES = {
 }
 WARM = ["warm", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("plain", "program"))]
 ALL = [f"{name}-{rank}" for name in ("child", "deaf", "session", "daemon", "forking") for rank in (0, 1)]
-EARLY = (("warm", 2), ("warm", 4), ("plain", 3))  # of the moments of a start, in every run
+EARLY = (("warm", 4), ("plain", 3))  # of the moments of a start, in every run
 STAYS = FAMILY + "family(); stay('rank')\n"
 
 
@@ -35,7 +35,7 @@ def launch_family(launch: Launch, mode: str, source: str = STAYS, *options: str)
 # --- the agent is killed -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_killed_agent_leaves_nothing(launch: Launch, mode: str) -> None:
     job = launch_family(launch, mode)
     job.await_there("rank-0", "rank-1", *ALL)
@@ -133,7 +133,7 @@ def test_what_cleans_up_after_a_killed_rank_ends_by_itself(
 # --- the zygote is killed ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_job_restarts_when_the_zygote_is_killed(launch: Launch, mode: str) -> None:
     source = FAMILY + (
         "if os.environ['DDP_GENERATION'] == '1':\n    family(); stay('rank')\n"
@@ -262,7 +262,7 @@ def test_shared_memory_of_a_rank_that_dies_at_once_is_removed(launch: Launch, mo
     assert not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WARM)
 def test_descendants_are_dead_before_the_next_generation(launch: Launch, mode: str) -> None:
     """Each process of generation 1 leaves its pid; generation 2 looks whether any of them is there."""
     source = FAMILY + (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 
 
+@pytest.mark.nightly(instead="::test_reads_torchs_short_form")
 def test_reads_what_torch_record_writes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "error.json"

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from launched import Launched, eventually
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def test_a_slow_reader_gets_everything(launch: Launch) -> None:
     assert lines == 2 * LINES
 
 
+@pytest.mark.nightly(instead="::test_ctrl_c_up_to_its_last_moment_changes_nothing")
 def test_ctrl_c_and_another_end_the_wait_for_a_reader(launch: Launch) -> None:
     source = SAYS + FLOODS
     reader, writer = os.pipe()
@@ -62,6 +64,9 @@ def test_ctrl_c_and_another_end_the_wait_for_a_reader(launch: Launch) -> None:
     eventually(lambda: not job.processes(), what="nothing is left")
 
 
+@pytest.mark.nightly(
+    instead="shell/test_logs.py::test_lines_that_a_full_disk_does_not_take_are_told_of_on_the_other_stream"
+)
 def test_lines_that_a_full_disk_does_not_take_are_counted_for_all_hosts(launch: Launch) -> None:
     with open("/dev/full", "w") as full:
         # Nor is a word said about the machine, which others use as well.
@@ -105,6 +110,7 @@ def test_without_ssh_there_is_one_clear_line(launch: Launch) -> None:
 HANGS = ("--ssh", "sh -c 'exec sleep 600' ssh", "--hosts", "127.0.0.1:1,192.0.2.1:1")
 
 
+@pytest.mark.nightly(instead="::test_a_host_whose_ssh_hangs_does_not_outlast_a_job_that_can_do_without_it")
 def test_a_host_whose_ssh_hangs_is_waited_for_as_long_as_a_node(launch: Launch) -> None:
     job = launch("--no-warm-start", *HANGS, "--join-timeout", "2", source=SAYS)
     assert job.wait() == 1
@@ -121,6 +127,12 @@ def test_a_host_whose_ssh_hangs_does_not_outlast_a_job_that_can_do_without_it(la
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly(
+    instead=(
+        "shell/test_signals.py::test_nohup_keeps_the_job_running",
+        "::test_ctrl_c_up_to_its_last_moment_changes_nothing",
+    )
+)
 def test_nohup_survives_the_terminal_and_ctrl_c_stops_all(launch: Launch) -> None:
     def ignore_hangups() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -134,6 +146,7 @@ def test_nohup_survives_the_terminal_and_ctrl_c_stops_all(launch: Launch) -> Non
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly(instead="::test_ctrl_c_up_to_its_last_moment_changes_nothing")
 def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(launch: Launch) -> None:
     for delay in ("0.05", "0.15", "0.3"):
         job = launch(*BOTH, source=STAYS)

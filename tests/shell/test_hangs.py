@@ -134,6 +134,7 @@ def test_two_nodes_find_the_one_on_the_other(launch: Launch, tmp_path: Path) -> 
         node.assert_nothing_left()
 
 
+@pytest.mark.nightly(instead="core/test_diagnosis.py::test_a_job_that_somebody_has_stopped_is_left_alone")
 def test_a_job_that_somebody_stops_is_left_alone(launch: Launch) -> None:
     """All of its ranks are stopped for longer than the limit, and go on as if nothing had been.
 

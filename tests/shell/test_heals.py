@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from healing import ONE_IS_STUCK, PRINTS, REPORTS_AN_ERROR, TRAINS, WITH_CHILDREN, end, world
+from healing import ONE_IS_STUCK, PRINTS, TRAINS, WITH_CHILDREN, end, world
 from launched import eventually
 from served import serving
 
@@ -49,14 +49,8 @@ def test_the_others_keep_their_processes_when_rank_0_is_killed(launch: Launch, t
     assert "; pausing the other ranks" in said
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param((), id="warm"), pytest.param(("--no-warm-start",), id="plain", marks=pytest.mark.nightly)],
-)
-def test_the_others_keep_their_processes_when_two_are_killed_at_once(
-    launch: Launch, options: tuple[str, ...]
-) -> None:
-    job = launch("--nproc-per-node", "4", *options, source=TRAINS, fake_torch="")
+def test_the_others_keep_their_processes_when_two_are_killed_at_once(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "4", source=TRAINS, fake_torch="")
     first = world(job.there, 1, 4, job)
     kill(first, 0, 2)
     new = world(job.there, 2, 4, job)
@@ -103,40 +97,6 @@ def test_a_rank_that_leaves_its_loop_with_an_error_is_healed(launch: Launch) -> 
     first = world(job.there, 1, 2, job)
     (job.there / "begin").touch()
     assert world(job.there, 2, 2, job).ranks[1].pid == first.ranks[1].pid
-    end(job)
-
-
-@pytest.mark.nightly(instead="core/test_healing.py")
-def test_a_failed_collective_that_nobody_else_explains_is_healed(launch: Launch) -> None:
-    job = launch(*TWO, source=REPORTS_AN_ERROR, fake_torch="")
-    first = world(job.there, 1, 2, job)
-    (job.there / "error").touch()
-    assert world(job.there, 2, 2, job).pids() == first.pids()
-    end(job)
-    assert "(no other failure was reported); pausing the other ranks" in job.said()
-
-
-@pytest.mark.nightly(instead="core/test_pausing.py")
-def test_a_job_with_a_paused_rank_ends_on_a_signal(launch: Launch) -> None:
-    job = launch(*TWO, source=ONE_IS_STUCK.replace("'1'", "'0'"), fake_torch="")
-    first = world(job.there, 1, 2, job)
-    kill(first, 1)
-    eventually(lambda: "pausing the other ranks" in job.stderr(), what="the decision")
-    job.send(signal.SIGTERM)
-    assert job.wait() == 143, job.stderr()
-    job.assert_nothing_left()
-
-
-@pytest.mark.nightly(instead="sim/test_scenarios.py")
-def test_the_loss_of_the_zygote_while_a_rank_is_paused_restarts_all(launch: Launch) -> None:
-    job = launch("--nproc-per-node", "3", "--max-restarts", "1", source=ONE_IS_STUCK, fake_torch="")
-    first = world(job.there, 1, 3, job)
-    kill(first, 0)
-    eventually(lambda: "pausing the other ranks" in job.stderr(), what="the decision")
-    os.kill(job.zygote(), signal.SIGKILL)
-    second = world(job.there, 2, 3, job)
-    assert not set(second.pids().values()) & set(first.pids().values())
-    assert not any(row.joins for row in second.ranks.values())
     end(job)
 
 

@@ -127,15 +127,14 @@ def assert_left_alone(job: Launched) -> None:
 
 
 def test_a_rank_that_lives_is_waited_for(launch: Launch) -> None:
-    modes = "has_a_child_that_computes", "writes"
-    assert_left_alone(launch("--nproc-per-node", "2", "SCRIPT", *modes, source=WAITS, before=SHORT))
+    assert_left_alone(launch("--nproc-per-node", "2", "SCRIPT", "writes", source=WAITS, before=SHORT))
 
 
 @NIGHTLY
 @pytest.mark.parametrize(
     "modes",
     [
-        ("computes", "has_a_thread_that_computes"),
+        ("computes", "has_a_thread_that_computes", "has_a_child_that_computes"),
         ("starts_children", "reads_slowly", "prints"),
         ("receives_slowly", "waits_for_a_daemon"),
         ("prepares_for_long",),

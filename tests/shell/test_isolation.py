@@ -55,6 +55,13 @@ def start(launch: Launch, folder: Path, listen: str, manner: str) -> Launched:
     return job
 
 
+@pytest.mark.nightly(
+    instead=(
+        "core/test_progress.py",
+        "sim/test_scenarios.py",
+        "::test_an_agent_whose_ranks_failed_while_it_was_cut_off_says_so_and_ends_after_the_join_timeout",
+    )
+)
 def test_ranks_that_get_on_outlive_an_outage_and_ranks_that_hang_do_not(
     launch: Launch, tmp_path: Path, listen: str
 ) -> None:

@@ -95,52 +95,8 @@ def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, b
     assert job.failure()["first_cause"]["rank"] == 2
 
 
-@pytest.mark.nightly(
-    instead=(
-        "::test_a_bucket_that_fails_names_the_peer_and_its_parameters",
-        "::test_a_script_without_our_library_gets_torchs_error_with_a_note",
-    )
-)
-def test_a_collective_of_the_script_names_the_peer_too(launch: Launch) -> None:
-    source = (
-        WITH_DDP + LAST_DIES + "try:\n    dist.all_reduce(torch.ones(4))\nexcept ddp.CommError as error:\n"
-        "    describe(error)\n    raise\n"
-    )
-    job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
-    told = errors(job, 0, 1)
-    assert_one_names_the_last(told)
-    for said in told:
-        assert (said["collective"], said["sequence"]) == ("all_reduce", 1), said
-    assert job.wait() == 137, job.stderr()
-
-
 @pytest.mark.nightly(instead="::test_a_bucket_that_fails_names_the_peer_and_its_parameters")
-def test_a_look_while_the_first_group_is_being_made_does_not_cost_the_acquaintance(launch: Launch) -> None:
-    """torch enters the group a moment before it makes it the default one; the guard looks when it likes."""
-    source = START + (
-        "from torch.distributed import distributed_c10d as registry\n"
-        "make_default = registry._update_default_pg\n"
-        "def look_before(group):\n"
-        "    watching = sys.modules['_ddp_guard'].start()\n"
-        "    watching._check_groups()\n"
-        "    while watching.peers._has_work.is_set(): time.sleep(0.001)\n"
-        "    time.sleep(0.1)\n"
-        "    make_default(group)\n"
-        "registry._update_default_pg = look_before\n"
-        "dist.init_process_group('gloo')\n"
-        "await_acquaintance()\n"
-    )
-    job = launch("--nproc-per-node", "2", source=source)
-    assert job.wait() == 0, job.stderr()
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param((), id="warm"),
-        pytest.param(("--no-warm-start",), id="plain", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("start", [(), ("--no-warm-start",)], ids=["warm", "plain"])
 def test_a_script_without_our_library_gets_torchs_error_with_a_note(
     launch: Launch, start: tuple[str, ...]
 ) -> None:
@@ -159,28 +115,6 @@ def test_a_script_without_our_library_gets_torchs_error_with_a_note(
     assert job.wait() == 137, job.stderr()
 
 
-@pytest.mark.nightly(
-    instead=(
-        "::test_a_bucket_that_fails_names_the_peer_and_its_parameters",
-        "::test_a_script_without_our_library_gets_torchs_error_with_a_note",
-        "::test_who_waits_for_a_living_rank_is_released_when_another_fails",
-    )
-)
-def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) -> None:
-    """It is shorter than our own, and whoever it ends only says that it was waiting."""
-    source = WITH_DDP + (
-        "dist.barrier()\n"
-        "if RANK == 1: time.sleep(600)\n"
-        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=8))\n"
-    )
-    source = source.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "")
-    job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
-    assert job.wait() == 124, job.stderr()
-    cause = job.failure()["first_cause"]
-    assert (cause["rank"], cause["doubt"]) == (1, None)
-    assert "monitored_barrier #2" in cause["reason"]
-
-
 def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     source = (
         "import datetime, os, time\n"
@@ -193,24 +127,6 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     cause = job.failure()["first_cause"]
     assert (cause["rank"], cause["doubt"]) == (1, None)
     assert re.search(r"ranks 0 and 2 .* init_process_group #1", cause["reason"])
-
-
-@pytest.mark.nightly(instead=("::test_who_never_comes_to_form_the_group_is_named", "core/test_diagnosis.py"))
-def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
-    """And not rank 2, which has nothing to do there."""
-    source = (
-        "import datetime, os, time\n"
-        "import torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "if os.environ['RANK'] != '0': time.sleep(600)\n"
-        "dist.new_group([1, 0], timeout=datetime.timedelta(seconds=6))\n"
-    )
-    job = launch("--nproc-per-node", "3", source=source)
-    assert job.wait() == 124, job.stderr()
-    cause = job.failure()["first_cause"]
-    assert cause["doubt"] is not None, "one against one"
-    assert cause["suspects"] == [1]
-    assert re.search(r"rank 0 .* new_group #1 of group \(0-1\)", cause["reason"])
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.nightly)])
@@ -237,17 +153,7 @@ def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Laun
     assert job.wait() == 7, job.stderr()  # long before anybody would be killed
 
 
-@pytest.mark.nightly(instead="shell/test_signals.py::test_grace_is_the_same_when_a_rank_has_failed")
-def test_a_rank_that_cannot_be_released_is_killed_when_its_time_is_up(launch: Launch) -> None:
-    source = WITH_DDP + (
-        "there('ready')\n"
-        "if RANK == 1:\n    await_there('ready-0'); sys.exit(7)\n"
-        "ctypes.PyDLL(None).sleep(600)\n"  # native code that holds the interpreter: no thread of ours runs
-    )
-    job = launch("--nproc-per-node", "2", "--shutdown-timeout", "1", source=source, env={"BACKEND": "gloo"})
-    assert job.wait() == 7, job.stderr()
-
-
+@pytest.mark.nightly(instead=("core/test_recorders.py", "core/test_flight_recorder.py"))
 def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
     source = START + (
         "dist.init_process_group('gloo')\n"

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from launcher.exchange import Finish
 from launcher.failure.ending import tell
 from launcher.output.log_folder import LogFolder
@@ -13,7 +15,6 @@ from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from rendezvous.values.types import JobSpec, Outcome
 
 if TYPE_CHECKING:
-    import pytest
     from launched import Launch
 
 # As a torch that cannot serve a socket that listens already.
@@ -45,6 +46,9 @@ signal.pause()
 """
 
 
+@pytest.mark.nightly(
+    instead=("shell/test_keepers.py", "::test_a_store_whose_process_is_killed_restarts_the_ranks")
+)
 def test_a_store_that_cannot_be_kept_ends_the_job_and_says_why(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "refusing.py").write_text(CANNOT_SERVE)
     job = launch(

@@ -146,6 +146,12 @@ def test_an_agent_that_sleeps_through_its_lease_comes_back_with_its_old_ranks_re
     job.finish(*nodes)
 
 
+@pytest.mark.nightly(
+    instead=(
+        "::test_an_agent_that_is_cut_off_while_its_ranks_train_with_the_others_costs_them_nothing",
+        "core/test_signs_of_life.py",
+    )
+)
 def test_a_stopped_agent_whose_ranks_train_with_the_others_costs_them_nothing(
     launch: Launch, tmp_path: Path, service: Service
 ) -> None:
@@ -307,16 +313,6 @@ def test_a_world_grows_by_who_comes_and_shrinks_by_who_goes(job: Job) -> None:
     ]
 
 
-def test_who_asked_for_it_waits_for_a_replacement_and_shrinks_without_one(job: Job) -> None:
-    words = ("--nnodes", "1:2", "--last-call", "100", "--replacement-timeout", "2", "--max-restarts", "1")
-    first, second = nodes = job.node(*words), job.node(*words)
-    await_generation(nodes, 1, 2)
-    second.send(signal.SIGKILL)
-    await_generation((first,), 2, 1)
-    job.finish(first)
-    assert "continuing with 1 of 2 nodes unless a replacement joins within 2 s" in first.stderr()
-
-
 # --- addresses
 
 
@@ -363,7 +359,8 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
     assert not node.stdout(), "no rank was started"
 
 
-@pytest.mark.parametrize("host", [pytest.param("127.0.0.1", marks=pytest.mark.nightly), "[::1]"])
+@pytest.mark.nightly(instead="shell/test_two_nodes_join.py::test_two_agents_form_one_world")
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_nodes_meet_on_an_interface_of_either_family(launch: Launch, tmp_path: Path, host: str) -> None:
     with serving(listen=f"{host}:0") as service:
         job = Job(launch, tmp_path, service.endpoint, torch=True)

@@ -50,12 +50,10 @@ def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tm
 @pytest.mark.parametrize(
     ("options", "generations"),
     [
-        ((), 1),
-        (("--max-restarts", "2", "--crash-loop", "off"), 3),
         (("--max-restarts", "2/1h", "--crash-loop", "off"), 3),
         (("--max-restarts", "9", "--crash-loop", "3/60s"), 3),
     ],
-    ids=["none", "budget", "window", "crash loop"],
+    ids=["budget", "crash loop"],
 )
 def test_limits(launch: Launch, options: tuple[str, ...], generations: int) -> None:
     source = RANK_0_STAYS + "sys.exit(3)\n"
@@ -95,10 +93,7 @@ def test_a_job_that_does_not_get_further_ends_however_long_it_runs(launch: Launc
     [
         ("sys.exit(3)", 3, "exit code 3"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
-        ("os.abort()", 134, "SIGABRT"),
         ("raise ValueError('bad batch')", 1, "ValueError: bad batch"),
-        ("import no_such_thing", 1, "No module named 'no_such_thing'"),
     ],
 )
 def test_exit_code_and_cause(launch: Launch, ending: str, code: int, words: str) -> None:
@@ -130,11 +125,10 @@ def test_two_ranks_that_fail_at_once_give_one_cause(launch: Launch) -> None:
     assert told["exit_code"] == 10 + told["first_cause"]["rank"]
 
 
-@pytest.mark.parametrize("reaction", ["raise RuntimeError('told to stop')", "sys.exit(1)", "os._exit(4)"])
-def test_what_a_rank_does_after_it_was_told_to_stop_is_not_the_cause(launch: Launch, reaction: str) -> None:
+def test_what_a_rank_does_after_it_was_told_to_stop_is_not_the_cause(launch: Launch) -> None:
     """Neither for the box nor for --failure-policy, which permits the restart after exit code 3 only."""
     source = FAMILY + (
-        f"def told(*_):\n    {reaction}\n"
+        "def told(*_):\n    raise RuntimeError('told to stop')\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit(5)\n"
         "if os.environ['RANK'] == '0':\n"
         "    signal.signal(signal.SIGTERM, told)\n"
@@ -175,17 +169,14 @@ def test_a_peer_that_sees_the_end_of_its_own_connection_is_not_the_cause(launch:
     assert job.failure()["first_cause"]["rank"] == 1
 
 
-@pytest.mark.parametrize("options", [PLAIN, ("--nproc-per-node", "2")], ids=["cold", "warm"])
-def test_an_exception_that_the_script_has_handled_is_not_the_reason(
-    launch: Launch, options: tuple[str, ...]
-) -> None:
+def test_an_exception_that_the_script_has_handled_is_not_the_reason(launch: Launch) -> None:
     source = RANK_0_STAYS + (
         "import traceback\n"
         "try: raise ConnectionRefusedError('tracking server')\n"
         "except OSError: traceback.print_exc()\n"
         "sys.exit('no checkpoint found in /data')\n"
     )
-    job = launch(*options, source=source, fake_torch="")
+    job = launch("--nproc-per-node", "2", source=source, fake_torch="")
     assert job.wait() == 1
     told = job.failure()["first_cause"]
     assert told["class"] == "exit-code"
@@ -235,7 +226,7 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
     ("warm", "last"),
     [
         (True, 20),
-        (False, 16),
+        pytest.param(False, 16, marks=pytest.mark.nightly),
     ],
 )
 def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> None:

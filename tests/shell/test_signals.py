@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,7 +72,13 @@ def test_ranks_that_do_not_end_are_killed(launch: Launch, how: str) -> None:
     job.assert_nothing_left(0.0)
 
 
-@pytest.mark.parametrize("options", [("--max-restarts", "1"), ()], ids=["restart", "fail"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="fail"),
+        pytest.param(("--max-restarts", "1"), id="restart", marks=pytest.mark.nightly),
+    ],
+)
 def test_grace_is_the_same_when_a_rank_has_failed(launch: Launch, options: tuple[str, ...]) -> None:
     source = (
         FAMILY + "if os.environ['DDP_GENERATION'] == '2': sys.exit(0)\n"
@@ -148,16 +153,14 @@ def test_a_rank_that_signals_its_parent_stops_the_job(launch: Launch, how: str, 
     job.assert_nothing_left(0.0)
 
 
-@pytest.mark.parametrize("program", [False, True])
-def test_user_signals_reach_the_ranks_and_the_job_goes_on(launch: Launch, program: bool) -> None:
+def test_user_signals_reach_the_ranks_and_the_job_goes_on(launch: Launch) -> None:
     source = FAMILY + (
         "signal.signal(signal.SIGUSR1, lambda *_: there('one'))\n"
         "signal.signal(signal.SIGUSR2, lambda *_: there('two'))\n"
         "there('rank')\n"
         "while not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
     )
-    how = ("--no-python", sys.executable, "SCRIPT") if program else ()
-    job = launch("--nproc-per-node", "2", *how, source=source, fake_torch="")
+    job = launch("--nproc-per-node", "2", source=source, fake_torch="")
     job.await_there("rank-0", "rank-1")
     job.send(signal.SIGUSR1)
     job.await_there("one-0", "one-1")
@@ -186,7 +189,7 @@ def test_suspended_agent_harms_nothing(launch: Launch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["SIGINT", "SIGUSR1", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("SIGTERM", "SIGHUP"))],
+    ["SIGUSR1", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("SIGINT", "SIGTERM", "SIGHUP"))],
 )
 def test_signal_while_torch_is_imported_ends_at_once(launch: Launch, name: str) -> None:
     slow = "import os, time\nopen(os.environ['THERE'] + '/import', 'w').close()\ntime.sleep(60)\n"
@@ -201,7 +204,7 @@ def test_signal_while_torch_is_imported_ends_at_once(launch: Launch, name: str) 
     assert "Traceback" not in job.stderr()
 
 
-EARLY = ((2, "SIGTERM", True), (3, "SIGINT", True), (5, "SIGINT", False))
+EARLY = ((3, "SIGINT", True), (5, "SIGINT", False))
 
 
 def at_each_moment() -> list[object]:
@@ -228,7 +231,7 @@ def test_signal_while_it_starts(launch: Launch, processes: int, name: str, warm:
     job.assert_nothing_left(0.0)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.nightly), "SIGINT"])
 def test_signals_up_to_its_last_moment_change_nothing(launch: Launch, name: str) -> None:
     """Some come after it has decided how to end, while loops and threads are closed."""
     for _ in range(2):

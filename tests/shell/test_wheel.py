@@ -112,6 +112,7 @@ def test_without_a_compiler_the_rest_is_installed_and_says_what_is_missing(sourc
     assert (tmp_path / "said").read_text().count("Gloo") == 1
 
 
+@pytest.mark.nightly(instead="::test_without_a_compiler_the_rest_is_installed_and_says_what_is_missing")
 def test_a_wheel_for_all_machines_needs_no_compiler_and_says_so(source, tmp_path):
     made = wheel_of(source, tmp_path, DDP_LAUNCH_CORE="0", CC="/nowhere/cc")
     assert made.name.endswith("-py3-none-any.whl")

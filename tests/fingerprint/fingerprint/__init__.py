@@ -11,6 +11,7 @@ _DEPTH = sys._getframe(1).f_back is None
 
 import json  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import time  # noqa: E402
 
 from fingerprint import draws, libraries, modules, process, python  # noqa: E402
@@ -68,6 +69,7 @@ def end():
     if attempt != "0" or not os.path.exists(os.path.join(folder, "fails")):
         return
     if rank != "0":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the script may have a handler that does not end it
         time.sleep(_DEADLINE_S)  # until rank 0 has failed
     _wait(lambda: os.path.exists(f"{stem}.1.json"))
     if "torch._dynamo" in sys.modules:  # the process that forks ranks imports it too

@@ -46,9 +46,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         native.choose(native.sets()[0])
 
 
-@pytest.mark.parametrize(("k", "m"), [(1, 1), (1, 2), (3, 1), (4, 2), (3, 5), (6, 2), (9, 4)])
-@pytest.mark.parametrize("n_bytes", [0, 8, 24, 64, 1000, 8200])
-def test_all_ways_agree_with_the_definition(way: str, k: int, m: int, n_bytes: int) -> None:
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (1, 2), (3, 1), (3, 5), (9, 4)])
+def test_all_ways_agree_with_the_definition(way: str, k: int, m: int) -> None:
+    for n_bytes in (0, 8, 24, 64, 1000, 8200):
+        agrees(k, m, n_bytes)
+
+
+def agrees(k: int, m: int, n_bytes: int) -> None:
     numbers = random.Random(n_bytes)
     inputs = [numbers.randbytes(n_bytes) for _ in range(k)]
     outputs = [memoryview(bytearray(b"\xff" * n_bytes)) for _ in range(m)]
