@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.health import stacks
 from launcher.template import cgroup
 
 MARK = "LAUNCHED_BY_TEST"
@@ -104,6 +105,12 @@ def hail(process: subprocess.Popen[Any], signum: int) -> None:
             return
 
 
+def _last_of(journal: Path) -> str:
+    words = [sys.executable, "-m", "rendezvous.control.ctl", "replay", "--all", str(journal)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SOON_S)
+    return "\n".join(done.stdout.splitlines()[-40:])
+
+
 class Launched:
     """`source` is the script of the ranks; without it `words` are the whole command line.
 
@@ -180,7 +187,7 @@ class Launched:
         try:
             return self.agent.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running: {self.processes()}\n{self.stderr()}") from None
+            raise AssertionError(f"still running: {self.circumstances()}") from None
 
     def send(self, signum: int) -> None:
         self.agent.send_signal(signum)
@@ -205,6 +212,13 @@ class Launched:
     def said(self) -> str:
         """Standard error as running text, also what stands in the box."""
         return " ".join(self.stderr().replace("│", " ").split())
+
+    def circumstances(self) -> str:
+        """Where each process is (ranks, zygote and the keeper of the store have one command line), and what the agent
+        and its service did last."""
+        seen = [f"--- {pid}: {name}\n{stacks.look_at(pid)}" for pid, name in self.processes().items()]
+        seen += [f"--- {path.name}\n{_last_of(path)}" for path in self.temp.rglob("*.ddpj")]
+        return "\n".join([*seen, f"--- stderr\n{self.stderr()}"])
 
     # --- what is there -----------------------------------------------------------------------------
 
