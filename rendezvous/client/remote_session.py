@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 ATTEND = "/rendezvous.v1.Agents/Attend"
 
 _CLOSE_S = 1.0
+_CANCEL_AGAIN_S = 0.05
 _PROBED_EVERY_S = 1.0
 _NOT_ALLOWED, _UNUSABLE = 77, 78
 _FINAL = {
@@ -126,8 +127,7 @@ class RemoteSession:
         self._take(CloseRequested())
         self._wake()
         await asyncio.wait([self._task], timeout=_CLOSE_S)
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await _end(self._task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -199,9 +199,7 @@ class RemoteSession:
         else:
             return StreamEnded()
         finally:
-            writer.cancel()
-            beside.cancel()
-            await asyncio.wait([writer, beside])
+            await _end(writer, beside)
             call.cancel()
             await channel.close()
         return await self._probed(failed, stream.endpoint)
@@ -265,6 +263,15 @@ class RemoteSession:
 
 def _ignore(_held: bool) -> None:
     pass
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel until they have ended: gRPC swallows a cancellation that comes before the service has answered a call."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
 
 
 def _classified(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed:

@@ -131,7 +131,10 @@ def world(folder: Path, generation: int, size: int, job: Launched | None = None)
         ranks = {row.rank: row for row in rows(folder) if row.generation == generation}
         return World(ranks) if len(ranks) == size else None
 
-    found: World = eventually(there, what=f"{size} ranks in generation {generation}: {rows(folder)}")
+    try:
+        found: World = eventually(there, what=f"{size} ranks in generation {generation}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {rows(folder)}; {job and job.circumstances()}") from None
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from served import Agent, Service, agents, serving, soon
 
-from rendezvous.client import session_rules
+from rendezvous.client import remote_session, session_rules
 from rendezvous.client.credential_files import ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import connect
 from rendezvous.client.session_rules import PATIENCE_S, patience
@@ -137,5 +138,22 @@ def test_a_token_does_not_go_over_a_connection_that_others_can_read() -> None:
             assert refused.exit_code == 78
             assert "DDP_RENDEZVOUS_CA_FILE" in refused.reason
             assert "a.b.c" not in refused.reason
+
+    soon(story())
+
+
+def test_a_stream_ends_although_grpc_has_swallowed_its_cancellation() -> None:
+    """It does if the service is lost while the stream of questions begins: the session waited for it for ever."""
+
+    async def swallows_one() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        tasks = [asyncio.create_task(swallows_one()), asyncio.create_task(asyncio.Event().wait())]
+        await asyncio.sleep(0)
+        await remote_session._end(*tasks)
+        assert all(task.cancelled() for task in tasks)
 
     soon(story())
