@@ -101,6 +101,10 @@ def _wheel(target: Target, unpacked: Path, folder: Path, epoch: int) -> Path:
     glibc = manylinux.OLDEST
     for module in sorted((source / "build").rglob(f"{_lib(target)}/**/*.so")):
         glibc = max(glibc, manylinux.glibc_of(*manylinux.needs(module)))
+        if moved := manylinux.moved_symbols(module):
+            sys.exit(
+                f"{module.name} needs a newer glibc for {', '.join(sorted(moved))}: enter them in old_glibc.h"
+            )
     return archives.normalise_wheel(
         wheel, manylinux.platform_tag(glibc, target.machine), epoch, folder / "out"
     )

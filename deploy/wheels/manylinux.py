@@ -35,6 +35,14 @@ def libraries_and_versions(text: str) -> tuple[set[str], set[str]]:
     return libraries, set(re.findall(r"Name: ([A-Z]\w*_[\d.]+)\s+Flags", text))
 
 
+def moved_symbols(module: Path) -> set[str]:
+    """The functions that it takes in a version which is newer than the oldest glibc: old_glibc.h has to name them."""
+    words = ["readelf", "--wide", "--dyn-syms", str(module)]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r" UND (\w+)@GLIBC_(\d+)\.(\d+)", text)
+    return {name for name, major, minor in found if (int(major), int(minor)) > OLDEST}
+
+
 def glibc_of(libraries: Iterable[str], versions: Iterable[str]) -> tuple[int, int]:
     """The oldest glibc that suffices. Raises `NotPortable`."""
     if strange := sorted(each for each in libraries if not _EVERYWHERE.fullmatch(each)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tidy import ROOT
 sys.path.append(str(ROOT / "deploy" / "wheels"))
 
 import contents
+import manylinux
 
 NIGHTLY = pytest.mark.nightly(
     instead=("::test_it_runs_where_nothing_else_is_installed", "core/test_wheels.py")
@@ -82,6 +84,13 @@ def test_make_wheel(tmp_path):
 
 
 @needs_a_compiler
+def test_a_released_wheel_needs_no_newer_glibc_than_its_tag_says():
+    """glibc 2.34 moved functions of threads: a wheel that takes one in its newest version is for new systems only."""
+    bound = re.findall(r"^BIND\((\w+),", (ROOT / "deploy/wheels/old_glibc.h").read_text(), re.MULTILINE)
+    modules = [*(ROOT / "ddp").rglob("*.so"), *(ROOT / "ddp_launch_wings").rglob("*.so")]
+    assert {name for each in modules for name in manylinux.moved_symbols(each)} <= set(bound)
+
+
 def test_the_compiled_core_is_in_it_for_any_python_from_311_on(wheel):
     assert "-cp311-abi3-" in wheel.name
 
