@@ -32,7 +32,7 @@ from rendezvous.access.secret import file_problem
 from rendezvous.values.error_codes import Code, Coded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import TextIO
 
     import grpc
@@ -360,10 +360,12 @@ class Gate:
     If the file is deleted or cannot be used, the keys that were read last remain valid: a volume that fails must not
     end all access. Then `problem` says why, the log does too, every ten minutes, and no key can be revoked. A file
     without keys is not such a case: it rejects all tokens.
+
+    `known` gets the context of each call with an identity.
     """
 
-    def __init__(self, key_file: str) -> None:
-        self._key_file = key_file
+    def __init__(self, key_file: str, known: Callable[[Any], None] = lambda _context: None) -> None:
+        self._key_file, self._known = key_file, known
         self._keys = read_keys(key_file) if key_file else ()
         self._stamp = _stamp(key_file)
         self._looked_at = time.monotonic()
@@ -371,9 +373,12 @@ class Gate:
 
     def identify(self, context: Any) -> Identity:
         """The identity of the caller. Raises `Denied` (UNAUTHENTICATED)."""
-        if not self._key_file:
-            return Identity(peer_name(context))
-        return self.holder_of(_token(context.invocation_metadata() or ()))
+        if self._key_file:
+            identity = self.holder_of(_token(context.invocation_metadata() or ()))
+        else:
+            identity = Identity(peer_name(context))
+        self._known(context)
+        return identity
 
     @property
     def uses_tokens(self) -> bool:

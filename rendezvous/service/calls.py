@@ -50,8 +50,18 @@ def count_open(counts: Counts, identity: Identity) -> Iterator[None]:
 
 
 class Calls:
-    def __init__(self, gate: Gate, metrics: Metrics, refusals: Refusals, limits: ServiceLimits) -> None:
+    """`arrived` gets the context of each call, before anything else."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        metrics: Metrics,
+        refusals: Refusals,
+        limits: ServiceLimits,
+        arrived: Callable[[Any], None] = lambda _context: None,
+    ) -> None:
         self._gate, self._metrics, self._refusals = gate, metrics, refusals
+        self.arrived = arrived
         self._counts = Counts("calls", limits.calls_per_identity)
         self._rates = Rates(limits.calls_per_s, limits.call_burst)
 
@@ -92,6 +102,7 @@ class Calls:
 
         async def guarded_call(request: Any, context: Any) -> Any:
             code, words, owner = grpc.StatusCode.OK, "", ""
+            self.arrived(context)
             try:
                 return await call(request, context)
             except asyncio.CancelledError:

@@ -49,6 +49,7 @@ from rendezvous.service.agent_stream import (
     StreamAborted,
 )
 from rendezvous.service.calls import Calls, NotFound, count_open
+from rendezvous.service.connections import Connections
 from rendezvous.service.jobs import RESERVED, Conversations, Jobs
 from rendezvous.service.operations import Operations
 from rendezvous.service.owner import OwnedByOther
@@ -59,7 +60,7 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.wire_names import TIME_METADATA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from rendezvous.access.auth import Identity
     from rendezvous.access.secret import Secret
@@ -78,11 +79,12 @@ HEALTH = "grpc.health.v1.Health"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", 4096),  # of one connection
+    ("grpc.max_concurrent_streams", 256),  # of one connection
     ("grpc.so_reuseport", 0),  # a second service on the same port fails instead of sharing it
     ("grpc.http2.bdp_probe", 0),  # do not ping with each message to tune the windows ...
     ("grpc.http2.lookahead_bytes", MESSAGE_BYTES),  # ... a stream may have this much in flight
     ("grpc.server_handshake_timeout_ms", 40_000),  # longer than the agents of a large job wait for it
+    ("grpc.http2.max_requests_per_read", 4),
     ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
     ("grpc.keepalive_time_ms", 30_000),  # detects a peer that vanished
     ("grpc.keepalive_timeout_ms", 40_000),  # thousands may be joining
@@ -125,7 +127,9 @@ class Server:
         self.ports: list[int] = []
         self._options, self._ownership = options, store.ownership
         limits = options.limits
-        self.gate = gate = Gate(options.key_file)
+        self._most = _connections(len(options.listen))
+        self._connections = Connections(self._most * len(options.listen), self._note_crowd)
+        self.gate = gate = Gate(options.key_file, self._connections.admit)
         self.jobs = Jobs(
             store,
             limits,
@@ -139,7 +143,7 @@ class Server:
         self.health = HealthAnswers((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
         self.operations = Operations(self.jobs, gate, limits)
-        self.calls = Calls(gate, self.metrics, self.refusals, limits)
+        self.calls = Calls(gate, self.metrics, self.refusals, limits, self._connections.note_call)
         self._services: dict[str, Agents | Operations | Scratchpad | HealthAnswers | Reflection] = {
             AGENTS: self.agents,
             OPERATIONS: self.operations,
@@ -150,7 +154,7 @@ class Server:
             described = Reflection(tuple(self._services))
             self._services |= dict.fromkeys(NAMES, described)
         self._server: grpc.aio.Server | None = None
-        self._maintenance: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._declare_gauges()
 
     async def start(self) -> None:
@@ -160,7 +164,7 @@ class Server:
             options=(
                 *_OPTIONS,
                 *_pending_calls(self._options.limits),
-                *_connections(len(self._options.listen)),
+                ("grpc.max_allowed_incoming_connections", self._most),
             )
         )
         for name, service in self._services.items():
@@ -170,7 +174,11 @@ class Server:
         self._ownership.reachable_at(self._options.advertise or self._first_port())
         await self.jobs.resume_all()
         await server.start()
-        self._maintenance = asyncio.get_running_loop().create_task(self.jobs.maintain(), name="maintain jobs")
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.jobs.maintain(), name="maintain jobs"),
+            loop.create_task(self._connections.guard(self.ports), name="guard connections"),
+        ]
         self.health.set(True)
 
     def _first_port(self) -> str:
@@ -194,14 +202,18 @@ class Server:
     async def close(self) -> None:
         """Shut down. May be called after a `start` that failed."""
         self.health.set(False)
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            await asyncio.wait([self._maintenance])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self.jobs.close(self._options.return_after_s)
         if self._server is not None:
             await self._server.stop(_STOP_S)
         if self._options.journals is not None:
             await asyncio.to_thread(self._options.journals.close)
+
+    def _note_crowd(self, address: str, words: str) -> None:
+        self.refusals.note(Reason.CROWD, address, words)
 
     def _declare_gauges(self) -> None:
         metrics = self.metrics
@@ -312,13 +324,13 @@ def _collect_less_often() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def _connections(ports: int) -> tuple[tuple[str, int]]:
-    """At most this part of the descriptors for the connections of each port: others are closed when they are accepted.
+def _connections(ports: int) -> int:
+    """How many connections of each port gRPC keeps: it closes others when it accepts them.
 
-    A quarter is left for the store, the journals, the health port and the page (`rendezvous.service.listener`).
+    A quarter of the descriptors is left for the store, the journals, the health port and the page.
     """
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (("grpc.max_allowed_incoming_connections", max(16, descriptors * 3 // 4 // ports)),)
+    return max(16, descriptors * 3 // 4 // max(1, ports))
 
 
 def raise_file_limit() -> int:
@@ -350,6 +362,7 @@ class HealthAnswers:
         self._serving = False
         self._changed = asyncio.Event()
         self._watches = 0
+        self._arrived: Callable[[Any], None] = lambda _context: None
 
     @property
     def serving(self) -> bool:
@@ -361,6 +374,7 @@ class HealthAnswers:
         changed.set()
 
     def methods(self, calls: Calls) -> dict[str, Any]:
+        self._arrived = calls.arrived
         return {
             "Check": grpc.unary_unary_rpc_method_handler(self._check),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
@@ -374,6 +388,7 @@ class HealthAnswers:
         return SERVING if self._serving else NOT_SERVING
 
     async def _check(self, data: bytes, context: Any) -> bytes:
+        self._arrived(context)
         status = self.answer(_service(data))
         if status == _UNKNOWN_SERVICE:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service name")
@@ -381,6 +396,7 @@ class HealthAnswers:
         return status
 
     async def _watch(self, data: bytes, context: Any) -> None:
+        self._arrived(context)
         if self._watches >= _WATCHES:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

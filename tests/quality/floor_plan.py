@@ -367,6 +367,7 @@ MAY_PRINT = {"launcher.cli"}
 # A module that only one other module imports, of its own folder, is a section of that one, unless it has a reason:
 # a pure core below a shell and a module that is imported late have one, the others are listed here with theirs.
 MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
+    "rendezvous.service.connections": "with its importer it would have more lines than a file may have",
     "rendezvous.local_calls": "an agent loads it for ddpctl, without the packages of the page",
     "ddp_launch_wings.etcd.owner": "with its importer it would have more lines than a file may have",
     "ddp_launch_wings.web.feed": "with its importer it would have more lines than a file may have",

@@ -33,8 +33,10 @@ LOST_ANSWER = "Internal error from Core"  # gRPC's client, when the answer overt
 
 
 class Service:
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, descriptors: int = 0) -> None:
         command = [sys.executable, "-m", "rendezvous.main", "serve", *arguments]
+        if descriptors:  # also the hard limit, to which a service raises its own
+            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DDP_RENDEZVOUS")}
         self._process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, errors="backslashreplace", env=inherited | (env or {})

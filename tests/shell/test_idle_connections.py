@@ -13,6 +13,7 @@ import pytest
 from served import Service, soon
 from test_service_under_fire import a_job_runs
 
+from rendezvous.service.connections import surplus, too_busy
 from rendezvous.service.server import raise_file_limit
 
 if TYPE_CHECKING:
@@ -20,7 +21,37 @@ if TYPE_CHECKING:
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
-_FIRST_BYTES = {
+_RESET = b"\0\0\0\x08"
+
+
+def _frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
+    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+
+
+def _field(name: str, value: str) -> bytes:
+    """A header of HTTP/2, without compression."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+_CALL = b"".join(
+    _field(*pair)
+    for pair in (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/grpc.health.v1.Health/Watch"),
+        (":authority", "a"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
+)
+
+
+def _streams(until: int) -> bytes:
+    """Calls with one empty request each, that are not closed."""
+    return b"".join(_frame(1, 4, n, _CALL) + _frame(0, 1, n, bytes(5)) for n in range(1, until, 2))
+
+
+_KINDS = {
     "silent": b"",
     "slow header": b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ",
     "slow body": b"POST /api/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
@@ -28,17 +59,31 @@ _FIRST_BYTES = {
     "no stream": _PREFACE + _SETTINGS,
     "many settings": _PREFACE + _SETTINGS * 2000,
     "no protocol": b"\x16\x03\x01 nothing that any of the ports speaks\r\n",
+    "half a header": _PREFACE + _SETTINGS + _frame(1, 0, 1, _CALL[:40]),
+    "endless header": _PREFACE
+    + _SETTINGS
+    + _frame(1, 0, 1, _CALL)
+    + _frame(9, 0, 1, _field("x", "y" * 99)) * 1000,
+    "half streams": _PREFACE + _SETTINGS + b"".join(_frame(1, 4, n, _CALL) for n in range(1, 999, 2)),
+    "streams without an end": _PREFACE + _SETTINGS + _streams(999),
+    "no window": _PREFACE + _frame(4, 0, 0, b"\0\4\0\0\0\0") + _streams(999),
+    "pings": _PREFACE + _SETTINGS + _frame(6, 0, 0, bytes(8)) * 2000,
+    "priorities": _PREFACE + _SETTINGS + _frame(2, 0, 1, b"\0\0\0\0\x10") * 2000,
+    "window updates": _PREFACE + _SETTINGS + _frame(8, 0, 0, b"\0\0\0\1") * 2000,
+    "reset streams": _PREFACE
+    + _SETTINGS
+    + b"".join(_frame(1, 4, n, _CALL) + _frame(3, 0, n, _RESET) for n in range(1, 99, 2)),
 }
 
 
 class Ports(Service):
     def __init__(self, descriptors: int) -> None:
-        super().__init__("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--web", "127.0.0.1:0")
+        places = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--web", "127.0.0.1:0")
+        super().__init__(*places, descriptors=descriptors)
         self.http = self.await_line(r"metrics at (\S+)")[1]
         self.web = self.await_line(r"page at http://([^/]+)/")[1]
         self.await_endpoint()
         self.jobs = 0
-        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
     def check_others(self) -> None:
         """A job runs, a probe and a user of the page are answered."""
@@ -82,27 +127,53 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_idle_connections_to_the_page_leave_descriptors_for_jobs(many_files: None) -> None:
-    service = Ports(1 << 12)
-    # What was set at the start stays set: the limit is lowered to what the places leave, and 50.
-    resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (150, 1 << 12))
+@pytest.mark.parametrize("port", ["web", "endpoint"])
+def test_idle_connections_leave_descriptors_and_places_for_jobs(many_files: None, port: str) -> None:
+    service = Ports(200)
     try:
-        check_flood(service, service.web, 300, b"", 150)
+        check_flood(service, getattr(service, port), 300, b"", 200)
     finally:
         service.close()
 
 
 @pytest.mark.nightly(
-    instead=("::test_idle_connections_to_the_page_leave_descriptors_for_jobs", "shell/test_listener.py")
+    instead=("::test_idle_connections_leave_descriptors_and_places_for_jobs", "shell/test_listener.py")
 )
+@pytest.mark.parametrize("descriptors", [600, 1 << 14])
 @pytest.mark.parametrize("port", ["web", "http", "endpoint"])
-@pytest.mark.parametrize("kind", _FIRST_BYTES)
-def test_floods_of_each_kind_on_each_port(many_files: None, port: str, kind: str) -> None:
-    service = Ports(1 << 14)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_floods_of_each_kind_on_each_port(many_files: None, port: str, kind: str, descriptors: int) -> None:
+    service = Ports(descriptors)
     try:
-        check_flood(service, getattr(service, port), 1400, _FIRST_BYTES[kind], 1 << 14)
+        check_flood(service, getattr(service, port), 1400, _KINDS[kind], descriptors)
     finally:
         service.close()
+
+
+def test_of_strangers_those_end_whose_address_has_most() -> None:
+    flood = [("10.0.0.1", port) for port in range(70)]
+    others = [("10.0.0.2", 1), ("10.0.0.3", 1)]
+    assert surplus([*others, *flood], 100) == []
+    assert (
+        surplus(
+            [*others, *flood, ("10.0.0.1", 70), ("10.0.0.1", 71), ("10.0.0.1", 72), ("10.0.0.1", 73)], 100
+        )
+        == flood[:26]
+    )
+
+
+def test_the_addresses_of_one_ipv6_network_count_as_one() -> None:
+    flood = [(f"2001:db8::{n:x}", 1) for n in range(80)]
+    honest = ("2001:db8:0:1::1", 1)
+    ended = surplus([honest, *flood], 100)
+    assert len(ended) == 31
+    assert honest not in ended
+
+
+def test_only_strangers_that_call_more_than_probes_end() -> None:
+    probes = {("10.0.0.1", port): 2 for port in range(300)}
+    assert too_busy(probes) == set()
+    assert too_busy(probes | {("10.0.0.1", 999): 20, ("10.0.0.2", 1): 150}) == {("10.0.0.1", 999)}
 
 
 def test_what_a_client_sends_is_not_in_the_log() -> None:
