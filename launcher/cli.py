@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import _ddp_launch_entry as doors
-from launcher import ending_file
-from launcher.hosts import ssh_control
+from launcher import ending_file, ssh_control
 from launcher.machine import devices
 from launcher.settings import checks
 from launcher.settings.arguments import CommandLine, UsageError, read_arguments
@@ -27,8 +26,8 @@ from rendezvous.values.error_codes import Code, with_code
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
+    from launcher.ssh_control import SshControl
 
 # Only as the first word; a program of that name is ./doctor.
 _DOCTOR, _DOCS, _WARM, _COMPLETION = "doctor", "docs", "warm", "completion"
@@ -172,18 +171,15 @@ def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mappin
 
     The script must have the same path on each host; each host checks the other options.
     """
-    from launcher.hosts import command_lines
-
-    for warning in (*unknown_variables(environ), *command_lines.check(settings, environ)):
+    fleet = doors.find(doors.FLEET, "ssh")
+    for warning in (*unknown_variables(environ), *fleet.check(settings, environ)):
         _print_message("warning", warning)
     entry = entry_point(settings, words)
     folder = checks.check_folder()
     checks.check_entry(entry, environ.get("PYTHON_EXEC", ""), environ, _entry_flag(settings))
-    from launcher.hosts.fleet import run_fleet
-
-    return run_fleet(
-        settings, words, run_id(settings, entry, 1, HostEnvironment(0, "", _stamp())), folder, environ
-    )
+    name = run_id(settings, entry, 1, HostEnvironment(0, "", _stamp()))
+    exit_code: int = fleet.run_fleet(settings, words, name, folder, environ)
+    return exit_code
 
 
 def prepare(

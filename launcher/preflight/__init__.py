@@ -6,8 +6,7 @@
             links between them in O(log n) rounds, and compare versions
 
 The data is gathered here, each part in its own thread and with a time limit, so a disk or a driver that hangs delays
-only its own check. `launcher.preflight.checkup`, `launcher.preflight.checkup` and `launcher.preflight.link_plan`
-evaluate the data, without I/O.
+only its own check. `launcher.preflight.checkup` evaluates the data, without I/O.
 
 An agent runs the checks and sends the result when it joins (`NodeFacts.healthy`). The service excludes a node that
 failed. `ddp-launch doctor` runs the same checks and shows all results. To compare the nodes, they join a separate job

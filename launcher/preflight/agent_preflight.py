@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import _ddp_launch_entry as doors
 from launcher.joining.connect import CannotConnect, open_session_of
 from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import AgentEvent
     from launcher.joining.connect import ServiceConnection
-    from launcher.preflight.checkup import Check, Report
+    from launcher.preflight.checkup import Check, Comparison, Report
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.events import AgentJoined
     from rendezvous.values.types import NodeFacts
 
 FAILED_CHECK = 71
+_SUFFIX = ".preflight"  # of the separate job of a comparison
 _CLOCK_S = 3.0
 _NOTE_CHARS = 2000
 
@@ -93,12 +95,11 @@ class Preflight:
         return HealthData(not failed, failed[:_NOTE_CHARS], had, report.block, report.hardware[:_NOTE_CHARS])
 
     async def _compare_nodes(self, connection: ServiceConnection, report: Report) -> tuple[Check, ...]:
-        from launcher.preflight import network_check  # which loads gRPC
-
-        spec = self._spec.named(self._spec.job.job_id + network_check.SUFFIX)
+        compare = doors.find(doors.NODE_COMPARISON, "links")
+        spec = self._spec.named(self._spec.job.job_id + _SUFFIX)
         other = await open_session_of(connection, spec)
         try:
-            compared = await network_check.compare(
+            compared: Comparison = await compare(
                 other, spec, report, mtu_of(spec), lambda what: self._say(f"pre-flight: {what}")
             )
             return compared.checks

@@ -365,6 +365,17 @@ class Report:
         return replace(self, checks=(*self.checks, *more))
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What nodes have found when they compared themselves: the door `ddp_launch.node_comparison`.
+
+    `too_late`: the comparison has already finished; this node cannot take part.
+    """
+
+    checks: tuple[Check, ...]
+    too_late: bool = False
+
+
 # --- evaluates the state of the GPUs, from the driver and the kernel log ----------------------------
 #
 # A GPU that needs a reset or a replacement fails. Errors of the running program (Xid 13, 31, 43, 45) say nothing

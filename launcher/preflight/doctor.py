@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import _ddp_launch_entry as doors
 from launcher import daemon_threads
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.output.lines import is_colored
@@ -69,8 +70,7 @@ async def _check(spec: LaunchSpec, as_json: bool) -> int:
 
 
 async def _with_others(spec: LaunchSpec, report: Report) -> Report:
-    from launcher.preflight import network_check
-
+    compare = doors.find(doors.NODE_COMPARISON, "links")
     began = time.monotonic()
     checks: tuple[Check, ...] = ()
     for number in range(1, _TRIES):
@@ -82,7 +82,7 @@ async def _with_others(spec: LaunchSpec, report: Report) -> Report:
             if spec.preflight != "full":
                 return report.plus(clock)
             report = report.plus(clock)
-            compared = await network_check.compare(connection, named, report, mtu_of(spec), _say)
+            compared = await compare(connection, named, report, mtu_of(spec), _say)
             checks = compared.checks
         finally:
             await connection.leave()

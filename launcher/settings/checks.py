@@ -405,6 +405,8 @@ def check_wings(settings: Settings) -> None:
     """Find out before the ranks start whether what the options need is installed."""
     if settings["health_source"]:
         doors.find(doors.HEALTH_SOURCE, "any")
+    if settings["preflight"] == "full" and settings["nnodes"][1] > 1:
+        doors.find(doors.NODE_COMPARISON, "links")
     if settings["web"] and (missing := doors.find(doors.PAGE, "web").missing_packages()):
         raise UsageError(missing, code=Code.PACKAGE_MISSING)
 

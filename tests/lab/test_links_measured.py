@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lab_network import Lab
 
 NIGHTLY = pytest.mark.nightly(
-    instead=("core/test_link_plan.py", "shell/test_preflight.py::test_nodes_meet_measure_and_then_run")
+    instead=("wings/links/test_link_plan.py", "shell/test_preflight.py::test_nodes_meet_measure_and_then_run")
 )
 
 FAST, SLOW = 150e6, 10e6  # bits per second: what the lab carries at any time, and much less

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from lab_host import Host, Process
     from lab_network import Lab
 
-NIGHTLY = pytest.mark.nightly(instead=("::test_one_command_runs_the_job_on_all_hosts", "shell/test_fleet.py"))
+NIGHTLY = pytest.mark.nightly(
+    instead=("::test_one_command_runs_the_job_on_all_hosts", "wings/hosts/test_fleet.py")
+)
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
 LAUNCH = os.path.join(os.path.dirname(sys.executable), "ddp-launch")

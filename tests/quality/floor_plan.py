@@ -19,7 +19,7 @@ WINGS, DOORS = "ddp_launch_wings", "_ddp_launch_entry"
 CORE = {
     "launcher": {
         *(
-            "answers exchange failure health hosts joining machine notify output progress ranks settings sources "
+            "answers exchange failure health joining machine notify output progress ranks settings sources "
             "replaying supervision"
         ).split(),
         *within("failure", "crash_text hidden_modules story symptoms verdict "),
@@ -30,7 +30,6 @@ CORE = {
             "stall_detection stop_rules time_ledger",
         ),
         *within("answers", "rank_table restart_clock step_watch"),
-        *within("hosts", "command_lines"),
         *within("joining", "join"),
         *within("machine", "gpu_state xids"),
         *within("notify", "job_events"),
@@ -38,7 +37,7 @@ CORE = {
             "output",
             "lines live_area plain_view screen stream_view",
         ),
-        *within("preflight", "checkup link_plan "),
+        *within("preflight", "checkup"),
         *within("ranks", "affinity worker_env"),
         *within(
             "settings",
@@ -77,9 +76,22 @@ CORE = {
     },
     WINGS: {
         "plan",
-        *("diagnostics", "health_sources", "logical", "otlp", "redundancy", "replay", "submit", "web"),
+        *(
+            "diagnostics",
+            "health_sources",
+            "hosts",
+            "links",
+            "logical",
+            "otlp",
+            "redundancy",
+            "replay",
+            "submit",
+            "web",
+        ),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         "health_sources.findings",
+        "hosts.command_lines",
+        "links.link_plan",
         "logical.logical_ranks",
         "otlp.traces",
         *within("redundancy", "erasure_code placement"),
@@ -93,12 +105,12 @@ CORE = {
 CORE_AND_SHELL = (
     within(
         "launcher",
-        "answers failure health hosts joining machine notify output preflight ranks settings warm_pool",
+        "answers failure health joining machine notify output preflight ranks settings warm_pool",
     )
     | within("rendezvous", "access client control diagnosing replay rounds service values")
     | within("ddp", "elastic groups launching reducer sharding telemetry")
     | within("ddp.elastic", "images")
-    | within(WINGS, "diagnostics health_sources logical otlp plan redundancy replay submit web")
+    | within(WINGS, "diagnostics health_sources hosts links logical otlp plan redundancy replay submit web")
 )
 
 
@@ -133,6 +145,14 @@ WINGS_NEED = {
     ),
     "diagnostics": needs("ddp.reducer ddp.telemetry", "torch"),
     "health_sources": needs("launcher.machine.xids launcher.sources rendezvous.values.late_dataclass"),
+    "hosts": needs(
+        "launcher.daemon_threads launcher.failure.ending launcher.joining.addresses launcher.output launcher.settings "
+        "launcher.ssh_control launcher.template.contracts rendezvous.hosted rendezvous.signals rendezvous.values"
+    ),
+    "links": needs(
+        "launcher.joining launcher.preflight.checkup launcher.settings.spec rendezvous.client.scratch_client "
+        "rendezvous.diagnosing.versions rendezvous.values"
+    ),
     "logical": needs(
         "ddp.comm_hooks.staged ddp.elastic.generators ddp.elastic.sampler ddp.elastic.seeds ddp.elastic.team "
         "ddp.groups.single_tensor ddp.reducer ddp.telemetry",
@@ -184,7 +204,7 @@ ROOMS = {
         ),
         "supervision": {"exchange"},
         "replaying": {"exchange", "supervision"},
-        "hosts": {"daemon_threads", "failure", "joining", "output", "settings", "template"},
+        "ssh_control": {"output"},
         "wiring": set(
             "answers error_boundary exchange failure health joining notify output preflight progress ranks "
             "replaying settings template".split()
@@ -205,11 +225,11 @@ ROOMS = {
             "about",
             "option_completion",
             "ending_file",
-            "hosts",
             "machine",
             "manual",
             "preflight",
             "settings",
+            "ssh_control",
             "start",
             "warm_pool",
         },

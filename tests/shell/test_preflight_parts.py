@@ -12,8 +12,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from ddp_launch_wings.links import network_check
 from launcher import daemon_threads
-from launcher.preflight import facts, host, installed, network_check
+from launcher.preflight import facts, host, installed
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset

@@ -56,6 +56,12 @@ ASKED = {
     "health_sources": Asked(
         command("ddp_launch", "--health-source", "/run/health.json", "--nproc-per-node", "1", "train.py")
     ),
+    "hosts": Asked(command("ddp_launch", "--hosts", "a,b", "train.py")),
+    "links": Asked(
+        command(
+            "ddp_launch", "--preflight", "full", "--nnodes", "2", "--rendezvous", "127.0.0.1:9", "train.py"
+        )
+    ),
     "logical": Asked("from ddp.elastic import LogicalWorld", code=""),
     "otlp": Asked(
         command("ddp_launch", "--otlp-endpoint", "http://127.0.0.1:9", "--nproc-per-node", "1", "train.py"),

@@ -19,10 +19,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.hosts import command_lines
+from ddp_launch_wings.hosts.command_lines import SharedSettings, check
 from launcher import daemon_threads
 from launcher.failure.ending import leave_error_file
-from launcher.hosts import command_lines
-from launcher.hosts.command_lines import SharedSettings
 from launcher.joining import addresses
 from launcher.output import frames
 from launcher.output.lines import is_colored
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from launcher.settings.config import Setting, Settings
 
 
+__all__ = ["check", "run_fleet"]
 _LOOPBACK = "127.0.0.1"
 _FORWARD_PORTS = range(20000, 32000)  # below the kernel's ephemeral range
 _FORWARD_TRIES = 3

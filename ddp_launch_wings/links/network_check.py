@@ -7,7 +7,7 @@ They join a separate job (its ID ends in `.preflight`), and exchange data in its
     again/STAGE      from node rank 0: slow links, to be measured once more, and longer (stages 1 to 3)
     verdict          from node rank 0: slow nodes and links, and nodes that differ
 
-Node rank 0 evaluates the results with `launcher.preflight.link_plan`. When all nodes have read the verdict, the job has
+Node rank 0 evaluates the results with `link_plan.py`. When all nodes have read the verdict, the job has
 succeeded and ends. A node that joins later skips the check, because it cannot measure links of nodes that train.
 """
 
@@ -25,11 +25,11 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from ddp_launch_wings.links import link_plan
+from ddp_launch_wings.links.link_plan import Baseline, Findings, MeasuredLink, SlowNode
 from launcher.joining.connect import CannotConnect
 from launcher.joining.join import node_facts
-from launcher.preflight import link_plan
-from launcher.preflight.checkup import Check, Grade, skipped
-from launcher.preflight.link_plan import Baseline, Findings, MeasuredLink, SlowNode
+from launcher.preflight.checkup import Check, Comparison, Grade, skipped
 from rendezvous.client.scratch_client import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
@@ -53,14 +53,13 @@ from rendezvous.values.types import RestartBudget, StoreAddress
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ddp_launch_wings.links.link_plan import Pair
     from launcher.joining.connect import ServiceConnection
     from launcher.preflight.checkup import Report
-    from launcher.preflight.link_plan import Pair
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.types import Assignment
 
 
-SUFFIX = ".preflight"
 _START_S = 10.0  # for a partner to reach the round: a slow link of the previous round may delay it
 _WORD_S = 120.0  # for a value from another node; a lost node ends the comparison much earlier
 _PARTING_S = 15.0
@@ -68,14 +67,6 @@ _MOST_PAIRS, _MOST_NAMED = 1000, 64
 _STAGES = 3  # a busy CPU slows a link down occasionally, a fault always
 _STAGE_NUMBERS = 10_000
 _SEND_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """`too_late`: the comparison has already finished; this node cannot take part."""
-
-    checks: tuple[Check, ...]
-    too_late: bool = False
 
 
 class _TooLate(Exception):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
 from launcher.settings.values import parse_int
+from launcher.ssh_control import SSH_CONTROL
 from launcher.template.contracts import BACKEND, NATIVE, TIMEOUT_S
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from launcher.settings.config import Settings
     from launcher.settings.host_names import Host
 
-SSH_CONTROL = (
-    "DDP_SSH_CONTROL"  # in the environment of an agent whose standard input is an ssh control channel
-)
 # Options that this command sets for each host, or that have no meaning for a single host.
 _OURS = {
     *("hosts", "hostfile", "ssh", "send_env", "nnodes", "nproc_per_node", "node_rank", "rendezvous"),

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.preflight.checkup import Grade
-from launcher.preflight.link_plan import (
+from ddp_launch_wings.links.link_plan import (
     Baseline,
     MeasuredLink,
     better_of,
@@ -21,6 +20,7 @@ from launcher.preflight.link_plan import (
     schedule,
     suspects,
 )
+from launcher.preflight.checkup import Grade
 
 GBIT = 1e9
 NODES = st.integers(3, 200)

@@ -13,13 +13,15 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from launcher.hosts.command_lines import SSH_CONTROL
 from launcher.output import frames
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+SSH_CONTROL = (
+    "DDP_SSH_CONTROL"  # in the environment of an agent whose standard input is an ssh control channel
+)
 _FIRST_LINE = 1 << 20
 
 

@@ -4,8 +4,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from launcher.hosts import command_lines
-from launcher.hosts.command_lines import SharedSettings
+from ddp_launch_wings.hosts import command_lines
+from ddp_launch_wings.hosts.command_lines import SharedSettings
 from launcher.settings.arguments import UsageError, read_arguments
 from launcher.settings.config import ConfigFile, Settings, merge
 from launcher.settings.host_names import Host, read_hostfile
