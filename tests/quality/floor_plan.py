@@ -80,7 +80,6 @@ CORE = {
             "diagnostics",
             "health_sources",
             "hosts",
-            "links",
             "logical",
             "otlp",
             "redundancy",
