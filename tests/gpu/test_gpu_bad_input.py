@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpu_command
 import gpu_docs
@@ -17,6 +16,9 @@ import gpu_results
 import pytest
 from gpu_parts import Part
 from gpu_results import Results, WrongResults
+
+if TYPE_CHECKING:
+    import subprocess
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -29,34 +31,6 @@ FIGURE = {"kind": "figure", "table": "commit", "name": "n", "unit": "s", "values
 def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{budget}' is not a number of seconds above 0"):
         gpu_command.seconds(budget)
-
-
-def test_a_wrong_budget_is_named_on_the_command_line() -> None:
-    command = [sys.executable, str(COMMAND / "gpu_command.py"), "--list", "--budget=soon"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "argument --budget: 'soon' is not a number of seconds above 0" in done.stderr
-
-
-def test_an_empty_value_is_the_default() -> None:
-    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # of the `make test` that runs this
-    env = {name: value for name, value in os.environ.items() if name not in outer}
-    command = ["make", "--no-print-directory", "-n", "gpu", "gpu-docs", "BUDGET=", "RESULTS="]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    assert '--budget "1500" --results "gpu-results"' in done.stdout
-    assert 'gpu_docs.py "gpu-results/gpu.json"' in done.stdout
-
-
-def test_a_folder_that_cannot_hold_results_is_named_before_anything_runs(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.touch()
-    for folder, why in (
-        (taken, "File exists"),
-        (taken / "below", "Not a directory"),
-        (Path("/proc/x"), "No such"),
-    ):
-        with pytest.raises(WrongResults, match=f"cannot write results into {folder}: {why}.*RESULTS="):
-            gpu_command.earlier(argparse.Namespace(results=folder, rehearse=None), MACHINE)
 
 
 def test_a_python_that_is_too_old_is_named() -> None:
@@ -96,17 +70,12 @@ def without(value: dict[str, Any], key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is not a file of results"),
         ('{"format": 1, "machine"', "it is not a file of results"),
-        ("[" * 100_000, "it is not a file of results"),
         (b"\xff\xfe\x00", "it is not a text file"),
-        ([], "it is not a file of results"),
         (whole(format=None), "its format is None"),
         (without(whole(), "parts"), "the file has no 'parts'"),
-        (whole(parts=[]), "'parts' of the file is list"),
         (whole(machine=without(MACHINE, "torch")), "'machine' has no 'torch'"),
         (whole(machine=MACHINE | {"devices": [None]}), "'devices' of 'machine' has an entry of another type"),
-        (whole(parts={"commit": None}), "the part 'commit' is not an object"),
         (whole(parts={"commit": without(part(), "outcome")}), "the part 'commit' has no 'outcome'"),
         (whole(parts={"commit": part(outcome="fine")}), "the part 'commit' has the unknown outcome 'fine'"),
         (whole(parts={"commit": part(colour="red")}), "the part 'commit' has the unknown entry 'colour'"),
@@ -127,14 +96,6 @@ def test_a_damaged_file_is_refused_with_its_place(text: Any, says: str, tmp_path
         gpu_results.read(path)
     assert str(refused.value).startswith(f"cannot go on with {path}: {says}")
     assert "Remove it, or name another folder" in str(refused.value)
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "gpu.json").mkdir()
-    with pytest.raises(
-        WrongResults, match=r"cannot read .*: Is a directory\. Name another folder with RESULTS="
-    ):
-        gpu_results.read(tmp_path / "gpu.json")
 
 
 def test_a_run_with_few_parts_becomes_pages(tmp_path: Path) -> None:
@@ -182,32 +143,3 @@ def test_an_interruption_ends_the_part_that_runs(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         _run(tmp_path, monkeypatch, "import time; time.sleep(600)").through(["p"])
     assert not Path(f"/proc/{pids[0]}").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (KeyboardInterrupt(), 130, "gpu: interrupted. {}/gpu.json has the parts that ended before. Run"),
-        (
-            OSError(28, "No space left on device"),
-            2,
-            "gpu: {}: No space left on device. {}/gpu.json has the parts",
-        ),
-    ],
-)
-def test_what_it_says_when_it_cannot_go_on(
-    error: BaseException,
-    code: int,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def through(_self: gpu_command.Run, _names: list[str]) -> None:
-        raise error
-
-    monkeypatch.setattr(gpu_command.Run, "through", through)
-    monkeypatch.setattr(gpu_command, "equipped", lambda _options: ({}, MACHINE))
-    monkeypatch.setattr(sys, "argv", ["gpu_command.py", "machine", "--results", str(tmp_path)])
-    assert gpu_command.main() == code
-    assert says.format(tmp_path, tmp_path) in capsys.readouterr().err

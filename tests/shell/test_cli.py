@@ -102,12 +102,20 @@ WRONG: list[tuple[list[str | bytes], dict[str, str], list[str]]] = [
 
 @pytest.mark.parametrize(("argv", "environ", "parts"), WRONG)
 def test_a_wrong_command_ends_with_one_clear_line(
-    desk: Path, argv: list[str | bytes], environ: dict[str, str], parts: list[str]
+    desk: Path,
+    argv: list[str | bytes],
+    environ: dict[str, str],
+    parts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    ended = ddp_launch(*argv, cwd=desk, environ=environ)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    (line,) = ended.stderr.splitlines()
+    monkeypatch.chdir(desk)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main([os.fsdecode(word) for word in argv]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
     assert line.startswith("ddp-launch: error: ")
     assert line.isprintable()
     for part in parts:

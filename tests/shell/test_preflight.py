@@ -92,20 +92,21 @@ def test_a_wrong_command_is_told_in_one_line(words: tuple[str, ...], said: str) 
 
 def test_an_unfit_machine_starts_no_rank_and_says_why(launch: Launch) -> None:
     words = ("--nproc-per-node", "1", "--preflight-paths", UNWRITABLE)
-    job = launch(*words, source="import os; open(os.path.join(os.environ['THERE'], 'ran'), 'w')")
+    ran = "import os; open(os.path.join(os.environ['THERE'], 'ran'), 'w')"
+    job = launch(*words, source=ran, fake_torch="")
     assert job.wait() == 71
     assert "this machine failed its pre-flight check: checkpoints in /proc/self: " in job.stderr()
     assert "--preflight off" in job.stderr()
     assert not list(job.there.iterdir())
     job.assert_nothing_left()
-    nevertheless = launch(*words, "--preflight", "off", source="print('ran')")
+    nevertheless = launch(*words, "--preflight", "off", source="print('ran')", fake_torch="")
     assert nevertheless.wait() == 0
     assert "ran" in nevertheless.stdout()
 
 
 def test_a_check_that_nobody_asked_for_only_reports(launch: Launch) -> None:
     words = ("--nproc-per-node", "1", "--preflight-paths", UNWRITABLE, "--preflight", "report")
-    job = launch(*words, source="print('ran')")
+    job = launch(*words, source="print('ran')", fake_torch="")
     assert job.wait() == 0
     assert "pre-flight: checkpoints in /proc/self: cannot be written to" in job.stderr()
     assert "ran" in job.stdout()

@@ -27,6 +27,7 @@ while not os.path.exists(os.path.join(os.environ["THERE"], "end")):
     model(torch.ones(4, 8)).sum().backward()
     dist.all_reduce(model.weight.grad)
     optimizer.step()
+    open(os.path.join(os.environ["THERE"], "trains"), "w").close()
     time.sleep(0.005)
 """
 
@@ -38,6 +39,7 @@ def test_the_trace_shows_the_steps_of_the_rank(
     with serving() as service:
         where = ("--rendezvous", service.endpoint, "--rdzv-id", "profiled", "--preflight", "off")
         job = launch("--nnodes", "1", "--nproc-per-node", "1", *where, source=TRAIN)
+        job.await_there("trains")
         ask = ("--rendezvous", service.endpoint, "profile", "0", "--seconds", "0.3", "--out", str(out))
 
         def profiled() -> bool:
