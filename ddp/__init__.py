@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddp import averaging, comm_hooks, elastic
     from ddp.groups.process_group import Place, init, shutdown
     from ddp.groups.rank_info import InitError
+    from ddp.last_step import on_failure, resume_path
     from ddp.launching.api import launch
     from ddp.launching.errors import LaunchError
     from ddp.reducer.module import DistributedDataParallel
@@ -40,6 +41,8 @@ __all__ = [
     "elastic",
     "init",
     "launch",
+    "on_failure",
+    "resume_path",
     "section",
     "shutdown",
     "status",
@@ -57,6 +60,8 @@ _FROM = {
     "ShardedOptimizer": "ddp.sharding.sharded_optimizer",
     "init": "ddp.groups.process_group",
     "launch": "ddp.launching.api",
+    "on_failure": "ddp.last_step",
+    "resume_path": "ddp.last_step",
     "section": "ddp.telemetry.sections",
     "shutdown": "ddp.groups.process_group",
     "status": "ddp.telemetry.sections",

@@ -274,7 +274,11 @@ class Agent:
             return message
         how_far = self._ranks.pages.reached
         reached = self._shell.boundary.called("reading how many steps the ranks have finished", how_far, None)
-        return replace(message, reached=reached)
+        generation, saved = message.generation, self._ranks.saved
+        found = self._shell.boundary.called(
+            "reading what the ranks have saved", lambda: saved(generation), None
+        )
+        return replace(message, reached=reached, saved=found)
 
     # --- sources of events ---------------------------------------------------------------------
 

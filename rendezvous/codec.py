@@ -61,6 +61,7 @@ _MESSAGES: dict[type, Any] = {
     types.Decision: pb.Decision,
     types.Outcome: pb.Outcome,
     types.Reached: pb.Reached,
+    types.SavedState: pb.SavedState,
     events.AgentJoined: pb.Join,
     events.AgentLeft: pb.Leave,
     events.StoreOpened: pb.StoreOpened,

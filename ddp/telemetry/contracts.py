@@ -19,6 +19,9 @@ JOINS = "DDP_JOINS"  # 1: the rank starts while ranks of this generation have ke
 RANK_DIR = "DDP_RANK_DIR"
 SCRATCH = "DDP_SCRATCH"
 CHECKPOINT_REQUEST = "DDP_CHECKPOINT_REQUEST"
+RESUME_PATH = "DDP_RESUME_PATH"  # what ranks of an earlier generation have saved after its failure
+# Files in the folder of DDP_SCRATCH, with the generation behind: what a rank has saved, and that one is saving.
+SAVED_STATE, SAVING = "saved-", "saving-"
 LOGICAL_WORLD = "DDP_LOGICAL_WORLD"
 REDUNDANCY = "DDP_REDUNDANCY"
 TOPOLOGY = "DDP_TOPOLOGY"

@@ -266,6 +266,7 @@ class Guard:
         self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
         self.broken = ""  # why results of collectives may be garbage
         self._heals = False
+        self._saves = self._has_left = False
         self._paused_in = -1  # the generation in which the launcher has paused this process
         self._paused = threading.Condition()
         self._orders: queue.SimpleQueue[Continue] = queue.SimpleQueue()
@@ -340,6 +341,20 @@ class Guard:
         generation = _number(GENERATION)
         with self._paused:
             return self._paused.wait_for(lambda: self._paused_in == generation, within_s)
+
+    @property
+    def is_healing(self) -> bool:
+        return self._heals
+
+    def saves(self) -> None:
+        """The thread that calls this has work to do when its collectives are aborted (`ddp.on_failure`)."""
+        self._saves = True
+        self._release.watch_this_thread(True)
+
+    def leave_collectives(self) -> None:
+        """This process is outside of all collectives for good, and its connection to the store must stay."""
+        self._has_left = True
+        self._release.end()
 
     def park(self) -> Continue:
         """Wait, outside of all collectives, for the next generation."""
@@ -473,6 +488,10 @@ class Guard:
         self._reason = self._reason or reason
         self._aborted.set()
         self.broken = self.find_broken()
+        if self._has_left:
+            return
+        if self._saves:
+            self._release.repeat()
         self._send({"aborted": self._release.begin()})
 
 

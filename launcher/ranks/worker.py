@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import signal
 import time
@@ -22,14 +23,15 @@ from launcher.health.guards import Continuation
 from launcher.health.pages import Pages
 from launcher.health.stack_text import without_doubt
 from launcher.output.lines import RankLabel
-from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env
+from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, resume_args
 from launcher.ranks.zygote import rank_argv
 from launcher.settings.import_path import files_that_hide
 from launcher.settings.spec import EntryKind
+from launcher.template.contracts import SAVED_STATE
 from launcher.template.messages import CANNOT_START, Spawn
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase, Repeat
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass, SavedState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -140,6 +142,7 @@ class Workers:
     def _order(self, place: RankPlace) -> Spawn:
         entry = self.entry
         args = rank_args(entry.args, place.local_rank)
+        args += resume_args(self._spec.resume_arg, place.assignment.resume_path)
         return Spawn(
             local_rank=place.local_rank,
             generation=place.assignment.generation,
@@ -164,6 +167,15 @@ class Workers:
     def folders(self) -> dict[int, str]:
         """Return the log folders of the ranks that still run, by global rank."""
         return {started.label.rank: started.directory for started in self._live.values()}
+
+    def saved(self, generation: int) -> SavedState | None:
+        """Return what a rank of this node has saved after the failure of the generation (`ddp.on_failure`)."""
+        try:
+            with open(f"{self._scratch}/{SAVED_STATE}{generation}", encoding="utf-8") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            return None
+        return SavedState(int(found["step"]), str(found["path"]))
 
     def local_rank_of(self, rank: int, generation: int) -> int | None:
         """Return the local rank if that rank still runs."""

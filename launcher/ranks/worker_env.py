@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import timer_file
@@ -13,6 +14,7 @@ from launcher.template.contracts import (
     LOGICAL_WORLD,
     RANK_DIR,
     REDUNDANCY,
+    RESUME_PATH,
     SCRATCH,
     TOPOLOGY,
 )
@@ -96,6 +98,10 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         env[DEBUG] = spec.debug.of(place.rank)
     if spec.rank_timers:
         env["TORCHELASTIC_TIMER_FILE"] = timer_file(place.scratch, environ)
+    if a.resume_path:
+        env[RESUME_PATH] = a.resume_path
+    elif environ.get(RESUME_PATH):  # the same
+        env[RESUME_PATH] = ""
     if spec.logical_world:
         env[LOGICAL_WORLD] = str(spec.logical_world)
     if spec.redundancy:
@@ -125,6 +131,11 @@ def _only_device(local_rank: int, visible: str | None) -> str:
         return str(local_rank)
     devices = visible.split(",")
     return devices[local_rank] if local_rank < len(devices) else str(local_rank)
+
+
+def resume_args(pattern: str, path: str) -> tuple[str, ...]:
+    """Return what `--resume-arg` adds to the script's arguments if ranks before these have saved anything."""
+    return tuple(word.replace("{path}", path) for word in shlex.split(pattern)) if pattern and path else ()
 
 
 def rank_args(args: tuple[str, ...], local_rank: int) -> tuple[str, ...]:

@@ -705,6 +705,14 @@ _FAILURES = (
         field="heal_budget",
     ),
     _ours(
+        "--resume-arg",
+        "ARGUMENTS",
+        None,
+        values.resume_arg,
+        "arguments to add to those of the script after a failure, if its ranks have saved a state with ddp.on_failure; "
+        "{path} stands for its path: --resume-arg '--checkpoint {path}'. The ranks also get it in DDP_RESUME_PATH",
+    ),
+    _ours(
         "--crash-loop",
         "TIMES/TIME[,TIMES/step]|off",
         "off",

@@ -204,6 +204,9 @@ class LaunchSpec:
     warm_dir: str = ""  # of its pool; empty: the usual place
     rank_timers: bool = False  # torch.distributed.elastic.timer
     logical_world: int = 0  # logical ranks of ddp.elastic.LogicalWorld; 0: as many as ranks
+    resume_arg: str = (
+        ""  # arguments for the script after a failure, with {path} for what its ranks have saved
+    )
     redundancy: str = ""  # what other nodes keep of commits of ddp.elastic
     preflight: str = "report"  # off, report, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory

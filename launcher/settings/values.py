@@ -146,6 +146,17 @@ def redundancy(value: str) -> str:
     return value
 
 
+def resume_arg(value: str) -> str:
+    form = ("arguments with {path} in them", "--ckpt {path}")
+    if "{path}" not in value:
+        raise BadValue("it does not contain {path}", *form)
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        raise BadValue(f"a quotation does not end ({error})", *form) from error
+    return value
+
+
 def nnodes(value: str) -> tuple[int, int]:
     parts = [parse_int(part) for part in value.split(":")]
     form = ("N or MIN:MAX", "1:3")

@@ -226,6 +226,7 @@ def _slice(state: JobState, place: Placement) -> Assignment:
         wants_times=True,
         edition=state.reload.edition,
         kept_from=state.reload.kept_from,
+        resume_path=max(state.saved.values(), key=lambda saved: saved.step).path if len(state.saved) else "",
     )
 
 

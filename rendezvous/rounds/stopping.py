@@ -231,6 +231,9 @@ def node_stopped(state: JobState, event: AgentStopped, now: float) -> Result:
         state = replace(state, last_seen=state.last_seen.plus(node, event.reports))
     if event.reached is not None:
         state = replace(state, reached=state.reached.plus(node, event.reached))
+    if event.saved is not None:
+        others = state.saved if state.saved_in == state.generation else EMPTY
+        state = replace(state, saved=others.plus(node, event.saved), saved_in=state.generation)
     return conclude(state, now) if not len(state.pending) else (state, ())
 
 

@@ -22,6 +22,7 @@ from rendezvous.values.types import (
     NodeFacts,
     Outcome,
     Reached,
+    SavedState,
     StoreAddress,
 )
 
@@ -94,6 +95,7 @@ class AgentStopped:
     reports: tuple[RankReport, ...] = ()
     parked: tuple[int, ...] = ()  # local ranks
     reached: Reached | None = None  # the furthest of its ranks; None: no rank has a status page
+    saved: SavedState | None = None  # what its ranks have saved after the failure
 
 
 @dataclass(frozen=True, slots=True)

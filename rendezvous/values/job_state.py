@@ -36,6 +36,7 @@ from rendezvous.values.types import (  # noqa: TC001
     NodeFacts,
     Outcome,
     Reached,
+    SavedState,
     StoreAddress,
     World,
 )
@@ -193,6 +194,8 @@ class JobState:
     last_seen: FrozenMap[str, tuple[RankReport, ...]] = field(
         default=EMPTY, metadata=NOT_KEPT
     )  # STOPPING: by node
+    saved: FrozenMap[str, SavedState] = EMPTY  # by node: of the last generation that has saved anything
+    saved_in: int = 0  # that generation
     reached: FrozenMap[str, Reached] = field(default=EMPTY, metadata=NOT_KEPT)  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
     health: FrozenMap[str, tuple[Sentence, ...]] = field(

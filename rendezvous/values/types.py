@@ -277,6 +277,7 @@ class Assignment:
     wants_times: bool = False  # the service uses reports of the time of ranks (`RankTimesReported`)
     edition: int = 0  # of the script's files: another one than before needs another template
     kept_from: int = 0  # the files as they were when this generation started; 0: as they are
+    resume_path: str = ""  # what ranks of an earlier generation have saved last (`ddp.on_failure`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +343,14 @@ class Reached:
 
     step: int
     numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """Where a rank has saved its state after a failure, and after how many steps of its process."""
+
+    step: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

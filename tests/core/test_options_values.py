@@ -26,6 +26,7 @@ GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (values.nnodes, "1:4", (1, 4)),
     (values.nnodes, " 2 ", (2, 2)),
     (values.nproc, "auto", "auto"),
+    (values.resume_arg, "--ckpt {path}", "--ckpt {path}"),
     (values.nproc, "08", "8"),
     (values.port, "0", 0),
     (values.port, "65535", 65535),
@@ -82,6 +83,7 @@ def test_a_text_has_its_value(parse: Callable[[str], Any], text: str, value: Any
 BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.nnodes, ("", "0", "3:1", "1:", ":2", "1:2:3", "-1", "1.5", "x", "٣", "9" * 5000, "200000")),
     (values.nproc, ("", "0", "-1", "1.5", "gpu:0", "2 gpus", "5000")),
+    (values.resume_arg, ("", "--ckpt", "--ckpt '{path}")),
     (values.port, ("", "-1", "65536", "http", "٣")),
     (values.host, ("", "a b", "a/b", "ü", "[]", "a..b", "..", "a" * 64)),
     (values.endpoints, ("", "a:1,", ":1", "a:b", "a:70000", "a:0", "::1:5", "a b:1")),

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from launcher.health import nccl_env
-from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, request_file, shared_env
+from launcher.ranks.worker_env import (
+    RankPlace,
+    continued_env,
+    rank_args,
+    rank_env,
+    request_file,
+    resume_args,
+    shared_env,
+)
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from rendezvous.values.types import Assignment, JobSpec, Recover, StoreAddress
 
@@ -127,6 +135,18 @@ def test_local_rank_in_arguments() -> None:
 def test_a_logical_world() -> None:
     assert "DDP_LOGICAL_WORLD" not in rank_env(SPEC, PLACE, {})
     assert rank_env(replace(SPEC, logical_world=8), PLACE, {})["DDP_LOGICAL_WORLD"] == "8"
+
+
+def test_what_ranks_before_have_saved() -> None:
+    saved = replace(PLACE, assignment=replace(ASSIGNMENT, resume_path="/a b/c.pt"))
+    assert rank_env(SPEC, saved, {})["DDP_RESUME_PATH"] == "/a b/c.pt"
+    assert rank_env(SPEC, PLACE, {"DDP_RESUME_PATH": "of another job"})["DDP_RESUME_PATH"] == ""
+    assert resume_args("--ckpt {path} --dir='{path}/x'", "/a b/c.pt") == (
+        "--ckpt",
+        "/a b/c.pt",
+        "--dir=/a b/c.pt/x",
+    )
+    assert resume_args("--ckpt {path}", "") == resume_args("", "/c.pt") == ()
 
 
 def test_the_redundancy_of_commits_and_where_the_node_is() -> None:

@@ -270,6 +270,7 @@ ROOMS = {
         "comm_hooks": {"reducer", "groups", "telemetry"},
         "sharding": {"reducer", "groups", "comm_hooks", "telemetry"},
         "elastic": {"comm_hooks", "reducer", "groups", "telemetry"},
+        "last_step": {"elastic", "telemetry"},
         "averaging": {"reducer", "groups", "telemetry"},
         "shm": {"groups"},
     },
