@@ -217,9 +217,11 @@ options: install
 layout: install
 	$(BIN)/python docs/page_layout.py
 
-# The screenshots of the page in the README, from simulated jobs.
+# The pictures of the README: the page of a real job with a slow rank, `make demo`, and the box of a job that fails.
 screenshots: install-test
-	DDP_SCREENSHOTS=docs/img $(PYTEST) -q tests/wings/web/test_page_in_chromium.py -k screen_reader
+	$(BIN)/python tests/wings/web/page_pictures.py
+	$(BIN)/python examples/capture.py demo
+	$(BIN)/python examples/capture.py box
 
 clean:
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache *.egg-info build dist

@@ -1,6 +1,7 @@
-"""Runs the demo in a pseudo-terminal, and draws the content of that terminal as docs/img/demo.svg.
+"""Runs programs in a pseudo-terminal, and draws the content of that terminal.
 
-    python examples/capture.py [docs/img/demo.svg]
+    python examples/capture.py              # docs/img/demo.svg: `make demo`
+    python examples/capture.py box          # docs/img/box.svg: a job that fails
 
 The terminal implements only what the demo and ddp-launch use: new lines, carriage returns, erasing a row, colours. It
 rejects everything else, so the picture shows exactly what was printed.
@@ -13,6 +14,7 @@ import pty
 import re
 import subprocess
 import sys
+import tempfile
 import termios
 import unicodedata
 from dataclasses import dataclass, field
@@ -94,13 +96,13 @@ class Screen:
         self.column += 1
 
 
-def record(argv: list[str]) -> str:
+def record(argv: list[str], cwd: Path = ROOT, exit_code: int = 0) -> str:
     """Run the program, and return what it wrote to its terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
     job = subprocess.Popen(
-        argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=os.environ | {"PATH": path}
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=os.environ | {"PATH": path}
     )
     os.close(theirs)
     pieces = []
@@ -110,7 +112,7 @@ def record(argv: list[str]) -> str:
         except OSError:  # EIO: no process has the terminal open any more
             break
     os.close(ours)
-    if job.wait():
+    if job.wait() != exit_code:
         sys.exit(f"{argv} ended with exit code {job.returncode}")
     return b"".join(pieces).decode()
 
@@ -151,14 +153,47 @@ def _run(run: tuple[int, str, Style], y: float) -> str:
     )
 
 
+FAILS = """
+import torch
+import torch.distributed as dist
+
+def load(step):
+    if rank == 1 and step == 60:
+        raise ValueError("samples/0060.pt has 48 features, and the model expects 64")
+    return torch.randn(32, 64)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 1))
+for step in range(1, 101):
+    model(load(step)).sum().backward()
+    if rank == 0 and step % 25 == 0:
+        print("step", step, flush=True)
+"""
+
+
+def demo() -> tuple[str, str]:
+    """What the terminal shows, and the title of the picture."""
+    shown = "$ make demo\r\n" + record(["make", "-s", "demo"])
+    return shown, "make demo: a rank is killed half-way, and the job recovers"
+
+
+def box() -> tuple[str, str]:
+    words = "ddp-launch --nproc-per-node 2 --progress never -r 2 train.py"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(FAILS)
+        shown = record(words.split(), Path(folder), exit_code=1).replace(f"{folder}/", "")
+    return f"$ {words}\r\n{shown}", "A job fails: a box names the rank that failed first, and the reason"
+
+
 def main() -> None:
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "img" / "demo.svg"
+    name = sys.argv[1] if len(sys.argv) > 1 else "demo"
+    shown, title = {"demo": demo, "box": box}[name]()
     screen = Screen()
-    screen.feed("$ make demo\r\n" + record(["make", "-s", "demo"]))
+    screen.feed(shown)
     while screen.rows and not screen.rows[-1]:
         screen.rows.pop()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(svg(screen, "make demo: a rank is killed half-way, and the job recovers"))
+    (ROOT / "docs" / "img" / f"{name}.svg").write_text(svg(screen, title))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +15,7 @@ from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from playwright.sync_api import Browser, Page
 
@@ -103,6 +103,5 @@ def severe_problems(page: Page) -> list[str]:
 
 
 def keep(page: Page, name: str, folder: Path) -> None:
-    """A screenshot of what is visible. `make screenshots` writes those of the README."""
-    folder = Path(os.environ.get("DDP_SCREENSHOTS", folder))
+    """A screenshot of what is visible."""
     page.screenshot(path=folder / f"page-{name}.png")
