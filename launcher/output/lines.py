@@ -203,9 +203,9 @@ def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> 
 #
 # On a terminal, a line waits for equal lines of other ranks, and is shown once for all of them. All other lines keep
 # their order and their labels: an equal line moves forward to the first of its kind, but never before a line that its
-# own rank has written earlier. A line waits HELD_S for the next rank, and never longer than LONGEST_HELD_S.
+# own rank has written earlier. A line waits HELD_S for a second rank, and one of several LONGEST_HELD_S for the others.
 
-HELD_S, LONGEST_HELD_S = 0.15, 0.5
+HELD_S, LONGEST_HELD_S = 0.2, 0.7
 MOST_HELD = 256  # lines
 Writer = TypeVar("Writer")
 
@@ -228,7 +228,7 @@ def hold(
         same = (at for at in range(start, len(held)) if held[at].text == line and held[at].kind == kind)
         at = next(same, len(held))
         if at < len(held):
-            until = min(now + HELD_S, held[at].since + LONGEST_HELD_S)
+            until = held[at].since + LONGEST_HELD_S
             held[at] = held[at]._replace(by=(*held[at].by, who), until=until)
         else:
             held.append(HeldLine(line, kind, now, now + HELD_S, (who,)))

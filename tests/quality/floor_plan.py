@@ -167,6 +167,7 @@ WINGS_NEED = {
         "mpi4py torch",
     ),
     "torchrun": needs("rendezvous.client rendezvous.values", "torch"),
+    "callers": needs("launcher.cli launcher.settings.arguments rendezvous.values.error_codes", "torch"),
     "replay": needs(
         "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay rendezvous.rounds.admission "
         "rendezvous.values"

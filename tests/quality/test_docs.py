@@ -15,6 +15,7 @@ import pytest
 import tidy
 from tidy import ROOT
 
+import _ddp_launch_entry as doors
 from ddp_launch_wings.plan.command import parser as scaling_plan
 from launcher import manual
 from launcher.settings import usage
@@ -68,6 +69,7 @@ def unknown_options(text):
     known = {spelling for option in OPTIONS for spelling in option.spellings} | options_of_the_service()
     commands = [*(ROOT / "bench").glob("*.py"), ROOT / "ddp" / "elastic" / "__main__.py"]
     known |= set(re.findall(r'"(--[a-z][a-z-]+)"', "".join(path.read_text() for path in commands)))
+    known |= set(doors.names(doors.COMMAND))
     return named - known - {"--epochs", "--checkpoint", "--metrics", "--lr"}
 
 

@@ -1,0 +1,1 @@
+"""Lets callers of torchrun start our agent unchanged, for those who ask for it in one Python environment."""
