@@ -15,6 +15,7 @@ import contextlib
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
@@ -275,9 +276,10 @@ def _ignore(job_id: str) -> None:
 # connections of its own: it needs the interpreter for a moment, twice a second, and Python's threads pass the
 # interpreter on every 5 ms.
 #
-# A replica whose loop hangs must not keep its jobs. So the loop of the service notes the time four times a second,
-# and the thread renews the lease only if the loop has turned within the last `HUNG_AFTER_S`. That is many times
-# longer than its turns while 10,000 agents connect. In a process that is stopped, the thread does not run either.
+# A replica whose loop hangs must not keep its jobs. So the loop of the service notes the time four times a second, and
+# the thread revokes the lease if the loop has not turned for `HUNG_AFTER_S`. That is five times as long as its turns
+# while 10,000 agents connect. A turn may also last because others use the CPUs: then its thread has had some CPU time,
+# but not all, and has `STARVED_FOR_S`. In a process that is stopped, the thread does not run either.
 #
 # The lease protects what it protected before. It is certain only for its duration after the sending of a renewal that
 # etcd has confirmed (`lease`), by a clock that also advances while the machine is suspended. What is written is
@@ -289,7 +291,11 @@ def _ignore(job_id: str) -> None:
 # As soon as it can reach etcd again, it revokes that lease. Otherwise the other replicas would wait until the lease
 # expires, and a new leader extends leases by their full duration.
 
-HUNG_AFTER_S = 15.0
+HUNG_AFTER_S, STARVED_FOR_S = 5.0, 15.0
+_BLOCKED, _SPINNING = (
+    0.05,
+    0.9,
+)  # the shares of CPU time of a thread that waits for something else, or never ends
 _TTL_S = 2  # the least that etcd grants with its default election timeout
 _TURN_NOTED_EVERY_S = 0.25
 _RENEWALS = 4  # at once, one begun after the other ...
@@ -303,6 +309,19 @@ _REVOKE_WITHIN_S = 1.0
 def clock() -> float:
     """A clock that also advances while the machine is suspended, unlike `time.monotonic` on Linux."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def hangs(silent_s: float, cpu_s: float) -> bool:
+    """Whether a loop hangs that has not turned for so long, and whose thread had so much CPU time meanwhile."""
+    is_starved = _BLOCKED * silent_s < cpu_s < _SPINNING * silent_s
+    return silent_s > (STARVED_FOR_S if is_starved else HUNG_AFTER_S)
+
+
+def _cpu_clock() -> Callable[[], float]:
+    """Reads the CPU time of this thread, from any thread. Where that is impossible, the thread counts as starved."""
+    if not hasattr(time, "pthread_getcpuclockid"):  # macOS
+        return lambda: clock() / 2
+    return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 class HeldLease:
@@ -336,6 +355,7 @@ class LeaseKeeper:
         self._closing, self._given_up = asyncio.Event(), asyncio.Event()  # of the thread's loop
         self._held: HeldLease | None = None
         self._turned_at, self._busy_until = clock(), 0.0
+        self._cpu_of_loop, self._cpu_at_turn = _cpu_clock(), 0.0
         self._note_turn()
         threading.Thread(target=self._run, name="etcd lease", daemon=True).start()
 
@@ -357,7 +377,7 @@ class LeaseKeeper:
         now = clock()
         if now - self._turned_at > _TURN_NOTED_EVERY_S + _LATE_S:
             self._busy_until = now + _BUSY_FOR_S
-        self._turned_at = now
+        self._turned_at, self._cpu_at_turn = now, self._cpu_of_loop()
         self._next_note = self._loop.call_later(_TURN_NOTED_EVERY_S, self._note_turn)
 
     # --- in the thread
@@ -395,6 +415,7 @@ class LeaseKeeper:
     async def _keep(self) -> None:
         while True:
             try:
+                await self._until_loop_turns()
                 await self._hold(await self._grant())
             except StoreError as error:
                 _log.warning("cannot hold a lease at etcd, trying again: %s", error)
@@ -428,9 +449,10 @@ class LeaseKeeper:
         pause_s = held.proven.renewal_pause_s
         while True:
             await self._unless_given_up(held, pause_s)
-            await self._until_loop_turns()
             if held.is_over:
                 return "this replica has given it up"
+            if self._hangs():
+                return "this replica has handled no message for seconds"
             answer = await first_renewal(self._client, held.id)
             if answer is not None:
                 renewed = held.proven.renewed(*answer)
@@ -459,15 +481,15 @@ class LeaseKeeper:
         if not self._hangs():
             return
         _log.error(
-            "this replica hangs: it has handled no message for %g s. Its etcd lease is not renewed until it does, so "
-            "other replicas take over its jobs. If it does not recover, restart it",
-            HUNG_AFTER_S,
+            "this replica hangs: it has handled no message for %.1f s. It holds no etcd lease until it does, so other "
+            "replicas take over its jobs. If it does not recover, restart it",
+            clock() - self._turned_at,
         )
         while self._hangs():  # noqa: ASYNC110  # the loop that hangs cannot tell when it turns again
             await asyncio.sleep(_TURN_NOTED_EVERY_S)
 
     def _hangs(self) -> bool:
-        return clock() - self._turned_at > HUNG_AFTER_S
+        return hangs(clock() - self._turned_at, self._cpu_of_loop() - self._cpu_at_turn)
 
     async def _revoke(self, held: HeldLease, within_s: float | None = None) -> None:
         self._held = None

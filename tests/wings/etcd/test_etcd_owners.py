@@ -16,6 +16,7 @@ import pytest
 from etcd_cluster import needs_etcd, running
 
 from ddp_launch_wings.etcd.client import REVOKE
+from ddp_launch_wings.etcd.owner import hangs
 from ddp_launch_wings.etcd.store import EtcdStore
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.open import open_store
@@ -254,6 +255,16 @@ def test_the_next_owner_soon_has_the_job(url: str, end: str) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "cpu_s", "does"),
+    [(4.9, 0.0, False), (5.1, 0.01, True), (5.1, 5.05, True), (5.1, 1.0, False), (15.1, 4.0, True)],
+)
+def test_a_loop_hangs_that_waits_or_spins_and_not_one_that_others_slow_down(
+    silent_s: float, cpu_s: float, does: bool
+) -> None:
+    assert hangs(silent_s, cpu_s) is does
+
+
 def test_an_owner_whose_loop_is_busy_keeps_its_jobs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than its lease, the loop does not turn, and its thread does not let go of the interpreter by itself.
 
@@ -261,6 +272,7 @@ def test_an_owner_whose_loop_is_busy_keeps_its_jobs(url: str, monkeypatch: pytes
     """
     ttl_s = 4
     monkeypatch.setattr("ddp_launch_wings.etcd.owner._TTL_S", ttl_s)
+    monkeypatch.setattr("ddp_launch_wings.etcd.owner.HUNG_AFTER_S", 60.0)
     lost = []
 
     async def check() -> None:
