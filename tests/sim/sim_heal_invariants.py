@@ -87,6 +87,8 @@ def _paused_for_good_reason(before: JobState, event: Event, after: JobState) -> 
         for node in paused
         if node in after.members and node not in after.excluded
         if after.members[node].agent == before.members[node].agent
+        if after.phase is Phase.FORMING
+        or after.members[node].node_rank is not None  # a smaller world may leave it out
     }
     may = sent.in_place and bool(kept) and not after.refusal and _may_heal(after, final.cause)
     require(final.in_place or not may, f"paused ranks of {sorted(kept)} are restarted: {final}")
