@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_BOTH = pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+# A plain start is a new interpreter, in which little of ours could show.
+_BOTH = [pytest.param(WARM, id="warm"), pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly)]
 
 
 @pytest.fixture(scope="module")
@@ -125,17 +126,19 @@ def _entry_words(kind: str, folder: Path) -> Sequence[str | Path]:
 
 _KINDS = ("module", "package", "folder", "zip", "symlink", "relative", "spaces", "no ending")
 _WARM_KINDS = ("module", "folder", "symlink")
+_PLAIN_KINDS = ("package", "zip", "relative", "spaces")
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        *(pytest.param(kind, PLAIN, id=f"{kind}-plain") for kind in _KINDS),
+        *(pytest.param(kind, PLAIN, id=f"{kind}-plain") for kind in _PLAIN_KINDS),
         *(pytest.param(kind, WARM, id=f"{kind}-warm") for kind in _WARM_KINDS),
         *(
-            pytest.param(kind, WARM, id=f"{kind}-warm", marks=pytest.mark.nightly)
+            pytest.param(kind, options, id=f"{kind}-{way}", marks=pytest.mark.nightly)
+            for way, options, kinds in (("warm", WARM, _WARM_KINDS), ("plain", PLAIN, _PLAIN_KINDS))
             for kind in _KINDS
-            if kind not in _WARM_KINDS
+            if kind not in kinds
         ),
     ],
 )
@@ -156,7 +159,7 @@ def test_every_kind_of_entry_point(
     assert words_seen == [word for word in expected["command_line"] if word != str(tmp_path / "python")]
 
 
-@_BOTH
+@pytest.mark.parametrize("options", _BOTH)
 def test_run_path(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     program("main_facts.py", tmp_path)
     ddp_launch("--run-path", "main_facts.py", "facts", "x y", cwd=tmp_path, options=options, env=light).ok()
@@ -167,7 +170,7 @@ def test_run_path(options: Sequence[str], light: dict[str, str], tmp_path: Path)
     assert facts["interpreter"]["argv"] == ["x y"]
 
 
-@_BOTH
+@pytest.mark.parametrize("options", _BOTH)
 def test_traceback_on_stderr_is_pythons_own(
     options: Sequence[str], light: dict[str, str], tmp_path: Path
 ) -> None:
@@ -178,7 +181,7 @@ def test_traceback_on_stderr_is_pythons_own(
     assert ended.err.startswith(expected.err)
 
 
-@_BOTH
+@pytest.mark.parametrize("options", _BOTH)
 def test_syntax_error_is_pythons_own(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "import later\n")
     script(tmp_path, "def broken(:\n", "later.py")

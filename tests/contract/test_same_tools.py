@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_BOTH = pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+# A plain start is a new interpreter, in which little of ours could show.
+_BOTH = [pytest.param(WARM, id="warm"), pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly)]
 _PLAIN_START = "warm start is not possible"
 _BRANCHES = "import os\n\nif os.environ['RANK'] == '0':\n    print('zero')\nelse:\n    print('one')\n"
 
@@ -61,7 +62,7 @@ def test_a_site_hook_of_the_user_runs_in_each_rank(light: dict[str, str], tmp_pa
     assert ended.err.count(_PLAIN_START) == 1
 
 
-@_BOTH
+@pytest.mark.parametrize("options", _BOTH)
 def test_debugger_on_a_pipe(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "x = 41\nbreakpoint()\nprint('x is', x)\n")
     commands = "p x\nx = 42\nw\nc\n"
@@ -78,7 +79,7 @@ def test_postmortem_debugger_as_the_module(tmp_path: Path) -> None:
     assert "x is 42" in ended.out
 
 
-@_BOTH
+@pytest.mark.parametrize("options", _BOTH)
 def test_faulthandler(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "import faulthandler\n\n\ndef crash():\n    faulthandler._sigsegv()\n\n\ncrash()\n")
     env = light | {"PYTHONFAULTHANDLER": "1"}
@@ -96,7 +97,7 @@ print(sys.modules["sitecustomize"] is sitecustomize)
 """
 
 
-@_BOTH
+@pytest.mark.parametrize("options", _BOTH)
 def test_the_users_site_hooks_run(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     for name in ("sitecustomize", "usercustomize"):
         script(tmp_path / "site", "marks = globals().get('marks', 0) + 1\n", f"{name}.py")

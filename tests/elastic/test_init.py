@@ -96,7 +96,7 @@ def test_alone() -> None:
     ("asked", "env", "backends"),
     [
         ("", {}, {"shm", "gloo"}),
-        ("", {"DDP_NATIVE": "0"}, {"gloo"}),
+        pytest.param("", {"DDP_NATIVE": "0"}, {"gloo"}, marks=pytest.mark.nightly),
         pytest.param("", {"DDP_BACKEND": "gloo"}, {"gloo"}, marks=pytest.mark.nightly),
         ("'gloo', timeout=50", {"DDP_BACKEND": "fake"}, {"gloo"}),
     ],

@@ -31,7 +31,7 @@ def kill(there: Path, seed: int, kills: int) -> None:
 
 
 def test_some_kills(tmp_path: Path) -> None:
-    kill(tmp_path, seed=1, kills=20)
+    kill(tmp_path, seed=1, kills=10)
 
 
 @NIGHTLY

@@ -156,6 +156,7 @@ def both_resumed(said: Path) -> list[tuple[str, str]]:
     return [(one.read_text(), other.read_text()) for one, other in pairs if other.exists()]
 
 
+@pytest.mark.nightly(instead=("shell/test_checkpoint_requests.py", "elastic/test_guarded.py"))
 def test_a_checkpoint_that_is_asked_for_is_on_disk_before_the_job_is_stopped(
     launch: Callable[..., Launched], said: Path, tmp_path: Path
 ) -> None:

@@ -129,7 +129,10 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     assert re.search(r"ranks 0 and 2 .* init_process_group #1", cause["reason"])
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.nightly)])
+@pytest.mark.nightly(
+    instead="elastic/test_guarded.py::test_the_launcher_stops_ranks_that_are_blocked_in_a_collective_at_once"
+)
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
     """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""
     source = WITH_DDP + (

@@ -365,7 +365,13 @@ def what_was_said(nodes: list[Launched], services: list[Service]) -> Iterator[No
         raise
 
 
-@pytest.mark.parametrize("kept", ["in a file", pytest.param("in memory", marks=pytest.mark.nightly)])
+@pytest.mark.nightly(
+    instead=(
+        "shell/test_service.py::test_a_running_job_outlives_a_service_that_is_told_to_end",
+        "core/test_session.py",
+    )
+)
+@pytest.mark.parametrize("kept", ["in a file", "in memory"])
 def test_ranks_do_not_notice_that_the_service_died_and_came_back(
     launch: Launch, tmp_path: Path, kept: str
 ) -> None:

@@ -57,14 +57,15 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly(instead=("core/test_stragglers.py", "shell/test_node_health.py"))
 @pytest.mark.parametrize(
     ("with_whose", "slow", "where"),
     [
-        pytest.param(REPOSITORY, "data", "data loader", marks=pytest.mark.nightly),
+        (REPOSITORY, "data", "data loader"),
         (REPOSITORY, "forward", "forward"),
         # torch's reducer waits in C++, at the end of the backward.
-        pytest.param("torch", "data", "data loader", marks=pytest.mark.nightly),
-        pytest.param("torch", "forward", "forward", marks=pytest.mark.nightly),
+        ("torch", "data", "data loader"),
+        ("torch", "forward", "forward"),
     ],
     ids=["data-ours", "forward-ours", "data-torchs", "forward-torchs"],
 )

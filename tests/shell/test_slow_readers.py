@@ -202,6 +202,7 @@ def test_a_job_ends_when_its_output_is_read(launch: Launch) -> None:
     assert job.logs() == []  # all was shown
 
 
+@pytest.mark.nightly(instead=("core/test_diagnosis.py", "::test_a_job_ends_when_its_output_is_read"))
 def test_a_blocked_rank_is_not_a_hang(launch: Launch) -> None:
     """The other rank waits for it in a barrier, for much longer than the limit."""
     source = (

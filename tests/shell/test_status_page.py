@@ -180,28 +180,20 @@ def a_whole_look(pages: Pages) -> set[str]:
     return words
 
 
-@pytest.mark.parametrize(
-    ("more", "timeout_s"),
-    [
-        ("dist.new_group([0]); dist.monitored_barrier()", 0.0),
-        ("dist.new_group([0], timeout=half_an_hour)", 1800.0),
-        ("dist.monitored_barrier(timeout=4 * half_an_hour)", 7200.0),
-    ],
-)
-def test_only_a_timeout_that_the_script_gives_is_on_the_page(
-    pages: Pages, more: str, timeout_s: float
-) -> None:
+def test_only_a_timeout_that_the_script_gives_is_on_the_page(pages: Pages) -> None:
     """torch's default for Gloo is half an hour as well."""
-    program = f"""
+    program = """
     import datetime
     import torch.distributed as dist
     from ddp.telemetry import torch_marks
     torch_marks.install()
     half_an_hour = datetime.timedelta(minutes=30)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    {more}
+    dist.new_group([0]); dist.monitored_barrier()
     """
-    assert writing(pages, textwrap.dedent(program)).group_timeout_s == timeout_s
+    assert writing(pages, textwrap.dedent(program)).group_timeout_s == 0.0
+    given = program.replace("new_group([0])", "new_group([0], timeout=half_an_hour)")
+    assert writing(pages, textwrap.dedent(given)).group_timeout_s == 1800.0
 
 
 def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> None:
@@ -340,12 +332,9 @@ dist.all_reduce(total)
 """
 
 
+@pytest.mark.nightly(instead="shell/test_page_totals.py::test_an_unchanged_script")
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("--preload", "torch._dynamo"), id="warm"),
-        pytest.param(("--no-warm-start",), id="plain", marks=pytest.mark.nightly),
-    ],
+    "options", [("--preload", "torch._dynamo"), ("--no-warm-start",)], ids=["warm", "plain"]
 )
 def test_an_unchanged_script_is_seen_and_does_what_it_did(
     launch: Launch, tmp_path: Path, options: tuple[str, ...]

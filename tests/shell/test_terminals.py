@@ -241,6 +241,7 @@ logger.warning("the end")
 """
 
 
+@pytest.mark.nightly(instead=("core/test_screen.py", "::test_bars_of_the_chosen_ranks_stay_below_all_lines"))
 def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch) -> None:
     """tqdm with nested bars, rich with two, and the colours of loguru."""
     job = launch(*TWO, "--no-collapse", source=_BARS, fake_torch="", **on_terminal(seen))
