@@ -215,6 +215,7 @@ class Agent:
                     generation,
                     self._spec.master_addr or self._parts.connection.address,
                     self._spec.master_port,
+                    self._shell.starter.store_command(),
                 )
             case ReachStore(assignment, store):
                 self._parts.tasks.begin(

@@ -15,9 +15,10 @@ import socket
 import struct
 import sys
 import termios
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
-from launcher.settings.import_path import script_folder
+from launcher.settings.import_path import import_path, script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import messages, tree
 from launcher.template.import_variables import FIXED_NATIVELY
@@ -60,6 +61,22 @@ def obstacle_to_warm_start(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
             return f"{name} is set: coverage must start inside each rank"
     variable = early_variable(spec.entry)
     return f"the script contains {variable}, which must be set before torch is imported" if variable else ""
+
+
+def store_command(spec: LaunchSpec) -> tuple[str, ...]:
+    """Return the command of a process that keeps a store if the zygote cannot. Empty: rank 0 hosts it.
+
+    With `--master-addr` it does so under torchrun, too, and a script may rely on it.
+    """
+    script = os.path.join(_TEMPLATE, "store.py")
+    if spec.master_addr:
+        return ()
+    if spec.entry.kind is not EntryKind.PROGRAM and spec.python and spec.python != sys.executable:
+        return (spec.python, "-u", script, "")
+    found = PathFinder.find_spec("torch", import_path(os.environ))
+    if found is None or not found.origin:
+        return ()
+    return (sys.executable, "-I", "-S", script, os.path.dirname(os.path.dirname(found.origin)))
 
 
 def warm_command(
@@ -144,8 +161,8 @@ class Zygote:
         """Start a rank. This object now owns the descriptors of its standard output and error."""
         self._send(order, fds)
 
-    def keep(self, generation: int, host: str, port: int) -> None:
-        self._send(Keep(generation, host, port))
+    def keep(self, generation: int, host: str, port: int, command: tuple[str, ...] = ()) -> None:
+        self._send(Keep(generation, host, port, command))
 
     def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         self._send(Signal(signum, None if ranks is None else tuple(ranks)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.ranks.worker_env import shared_env
-from launcher.ranks.zygote import Zygote, obstacle_to_warm_start
+from launcher.ranks.zygote import Zygote, obstacle_to_warm_start, store_command
 from launcher.template import cgroup, scratch, tree
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
@@ -58,6 +58,9 @@ class ZygoteStarter:
             )
         finally:
             self.permit_open_files()
+
+    def store_command(self) -> tuple[str, ...]:
+        return store_command(self._spec)
 
     def permit_open_files(self) -> None:
         """Raise the agent's own limit, which the ranks do not get."""

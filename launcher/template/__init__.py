@@ -13,8 +13,9 @@ interpreter itself; the launcher does not emulate them.
 
 *Plain.* If a warm start is not possible (another interpreter, no Python at all, `--no-warm-start`, a script whose
 folder shadows what torch imports), the same loop runs in a small interpreter of its own, and each child executes its
-command. Both modes use the same loop. A Python child runs the same hook (`script_start`), which installs one import
-hook: when the script imports torch, it instruments the functions of torch, as it does in a warm rank at its start.
+command; so does the process that keeps the store. Both modes use the same loop. A Python child runs the same hook
+(`script_start`), which installs one import hook: when the script imports torch, it instruments the functions of torch,
+as it does in a warm rank at its start.
 
 *Nothing outlives the job.* The zygote is a child subreaper: whatever a rank leaves behind (double forks, new sessions)
 becomes the zygote's child, and `tree` finds it. When the agent dies, for whatever reason, the socket closes. The zygote

@@ -174,6 +174,8 @@ class Loop:
                 become(order, fds, parent=self._pid)
                 if not self._warm:
                     execute(order.argv, is_python=order.is_python)
+                if order.is_store_kept and order.env.get("RANK") == "0":
+                    script_start.join_instead_of_hosting()
                 stack_signal.listen()
                 script_start.follow_output()
                 self.notes, self.late = notes, late
@@ -231,9 +233,9 @@ class Loop:
             self._tell(late)
 
     def _keep(self, order: Keep) -> None:
-        """Start a store. Without torch this process cannot: it reserves the port until rank 0's own store takes it."""
-        if self._warm:
-            self._keepers.listen(order)
+        """Start a store. If nothing here can, reserve the port until rank 0's own store takes it."""
+        if self._warm or order.command:
+            self._keepers.listen(order._replace(command=()) if self._warm else order)
             return
         sock, answer = bound(order, is_kept=False)
         if sock is not None:
@@ -517,6 +519,8 @@ class Keepers:
             with exit_on_error():
                 self._become_child()
                 tree.die_with_parent(self._pid)
+                if order.command:
+                    _execute_keeper(order, sock.detach(), write)
                 store.keep(sock, order.host, write)
         sock.close()
         os.close(write)
@@ -547,7 +551,8 @@ class Keepers:
             return
         reason = os.read(keeper.error, 4096).decode(errors="replace")
         os.close(keeper.error)
-        if not is_expected:
+        has_torch = not os.WIFEXITED(status) or os.WEXITSTATUS(status) != store.NO_TORCH
+        if has_torch and not is_expected:
             self._tell(KeeperEnded(keeper.generation, reason or _in_words(status)))
 
     def forget(self) -> None:
@@ -555,6 +560,12 @@ class Keepers:
         self.give_up()
         for keeper in self._running.values():
             os.close(keeper.error)
+
+
+def _execute_keeper(order: Keep, sock: int, error: int) -> NoReturn:
+    for fd in (sock, error):
+        os.set_inheritable(fd, True)
+    os.execv(order.command[0], (*order.command, str(sock), order.host, str(error)))
 
 
 def _in_words(status: int) -> str:
@@ -730,8 +741,6 @@ def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
         sys.orig_argv[-len(order.args) :] = order.args
     script_start.keep_from_keyboard(order.env)
     _fresh_identity()
-    if order.is_store_kept and order.env.get("RANK") == "0":
-        store.join_instead_of_hosting()
 
 
 def renew_streams() -> None:

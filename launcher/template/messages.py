@@ -31,11 +31,15 @@ class Spawn(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Keep a store for the ranks of this generation. With `port` 0, any port."""
+    """Keep a store for the ranks of this generation. With `port` 0, any port.
+
+    `command` executes a process that can, if this one has no torch (`store`); empty: there is none.
+    """
 
     generation: int
     host: str
     port: int
+    command: tuple[str, ...] = ()
 
 
 class Signal(NamedTuple):

@@ -152,6 +152,23 @@ def _nothing() -> None:
     pass
 
 
+def join_instead_of_hosting() -> None:
+    """Connect a script that creates a TCPStore server at MASTER_ADDR:MASTER_PORT to the launcher's store instead."""
+    import torch.distributed as dist
+
+    original = dist.TCPStore.__init__
+
+    def init(self: Any, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
+        if str(port) == os.environ.get("MASTER_PORT"):
+            if "is_master" in kwargs:
+                kwargs["is_master"] = False
+            elif len(args) > 1:
+                args = (args[0], False, *args[2:])
+        original(self, host_name, port, *args, **kwargs)
+
+    dist.TCPStore.__init__ = init  # type: ignore[method-assign]
+
+
 def after_torch_import() -> None:
     """Load the rest only after torch: files in the script's folder can no longer hide what torch has imported."""
     sys.meta_path.insert(0, _Awaiting())
@@ -184,6 +201,8 @@ class _Following:
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         load()()
+        if os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            join_instead_of_hosting()
 
 
 # --- the size of the terminal ----------------------------------------------------------------------

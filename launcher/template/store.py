@@ -2,6 +2,8 @@
 
 No rank owns it, so it outlives whichever rank ends first. It listens before any rank starts, so no rank has to back
 off. Each generation gets a new one, so it holds nothing of a failed attempt.
+
+The process is a fork of a zygote that has torch. Behind a plain zygote it executes this file.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from typing import Any
 
 _BACKLOG = 4096
 _MAX_REASON = 1000  # bytes
+NO_TORCH = 3  # exit code: whoever keeps the store has no torch, and so has no rank that could use it
 
 
 def bound_socket(host: str, port: int, listen: bool) -> socket.socket:
@@ -55,18 +59,48 @@ def _server(sock: socket.socket, host: str) -> Any:
     )
 
 
-def join_instead_of_hosting() -> None:
-    """Connect a script that creates a TCPStore server at MASTER_ADDR:MASTER_PORT to the launcher's store instead."""
-    import torch.distributed as dist
+# --- behind a plain zygote ---------------------------------------------------------------------------
+#
+# It loads torch's library and the functions that the store needs, in a fifth of the time of `import torch`. If this
+# torch cannot be loaded like that, it is imported.
 
-    original = dist.TCPStore.__init__
 
-    def init(self: Any, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
-        if str(port) == os.environ.get("MASTER_PORT"):
-            if "is_master" in kwargs:
-                kwargs["is_master"] = False
-            elif len(args) > 1:
-                args = (args[0], False, *args[2:])
-        original(self, host_name, port, *args, **kwargs)
+def _main(folder: str, fd: str, host: str, error_fd: str, whole: str = "") -> None:
+    """`folder`: where torch is; "": where the interpreter finds it."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != here]
+    if folder and not whole:
+        sys.path.insert(0, folder)
+    if not whole and not _load_library():
+        os.execv(sys.executable, (sys.executable, "-u", *sys.argv, "whole"))
+    from importlib.util import find_spec
 
-    dist.TCPStore.__init__ = init  # type: ignore[method-assign]
+    if whole and find_spec("torch") is None:
+        os._exit(NO_TORCH)
+    keep(socket.socket(fileno=int(fd)), host, int(error_fd))
+
+
+def _load_library() -> bool:
+    """Whether `torch.distributed` has the store now. The packages are empty but for that."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    found = find_spec("torch")
+    if found is None or found.submodule_search_locations is None:
+        return False
+    torch: Any = type(sys)("torch")
+    distributed: Any = type(sys)("torch.distributed")
+    torch.__path__, torch.__spec__ = list(found.submodule_search_locations), found
+    sys.modules["torch"] = torch
+    try:
+        library: Any = import_module("torch._C")
+        sys.modules["torch.distributed"] = torch.distributed = distributed
+        library._c10d_init()
+        distributed.TCPStore = library._distributed_c10d.TCPStore
+    except Exception:  # of another release of torch, or no real one
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -103,6 +103,9 @@ def _without_gc(do_import: Callable[[], str]) -> str:
     finally:
         for finalizer in finalizers.keys() - before:
             finalizer.atexit = False
+        if not before:  # the first one of the script registers it again
+            atexit.unregister(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+            weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         if collected:
             gc.enable()
 

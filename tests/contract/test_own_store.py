@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,26 @@ _NIGHTLY: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (PLAIN, ("as_store",)),
     (PLAIN, ("tcp",)),
 ]
+
+
+_CLIENT = """
+import os
+import torch.distributed as dist
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+store.set(os.environ["RANK"], "here")
+store.wait(["0", "1"])
+print("found", flush=True)
+if os.environ["RANK"] == "0":
+    os._exit(0)
+"""
+
+
+def test_a_program_without_a_warm_start_finds_the_store(tmp_path: Path) -> None:
+    """Before any process group, and without our import hook. It stays when rank 0 leaves."""
+    (tmp_path / "train.py").write_text(_CLIENT)
+    words = (sys.executable, "train.py")
+    ended = ddp_launch(*words, cwd=tmp_path, nproc=2, options=("--no-python",)).ok()
+    assert ended.out.splitlines() == ["found", "found"]
 
 
 def _named(job: tuple[tuple[str, ...], tuple[str, ...]]) -> str:

@@ -341,6 +341,7 @@ MAY_IMPORT_TORCH = {
     "launcher.template.warm",
     "launcher.template.late_variables",
     "launcher.template.store",
+    "launcher.template.script_start",
     "launcher.preflight.self_test",
 }
 # Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.

@@ -39,7 +39,7 @@ WELL = (
     "import threading; threading.Thread(target=time.sleep, args=(600,), daemon=True).start(); import atexit; atexit.register(print, 'WORD', RANK)",
     "import concurrent.futures; pool = concurrent.futures.ThreadPoolExecutor(2); pool.submit(time.sleep, 0.1)",
     "import subprocess, atexit; child = subprocess.Popen(['sleep', '600']); atexit.register(child.kill)",
-    "import atexit, threading; atexit.register(lambda: threading.Thread(target=print).start())",
+    "import atexit, threading; last = threading.Thread(target=print); atexit.register(lambda: (last.start(), last.join()))",
     "import faulthandler; faulthandler.enable(); sys.exit(0)",
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     "os.closerange(0, 64); os._exit(0)",

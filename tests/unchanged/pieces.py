@@ -103,7 +103,7 @@ FACTS = _pieces(
 FACTS_BESIDE_TORCH = _pieces(
     "import warnings; print(RANK, [f[:1] + f[2:3] for f in warnings.filters])",
     "import threading; print(RANK, [t.name for t in threading.enumerate()], threading.current_thread() is threading.main_thread())",
-    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); os.kill(os.getpid(), signal.SIGUSR2); print('WORD', RANK, signal.sigwait([signal.SIGUSR2]))",
+    "import signal, threading\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); signal.pthread_kill(threading.get_ident(), signal.SIGUSR2); print('WORD', RANK, signal.sigwait([signal.SIGUSR2]))",
 )
 THREADS = _pieces(
     "import threading\nt = threading.Thread(target=print, args=('WORD', RANK)); t.start(); t.join()",
@@ -132,7 +132,7 @@ CHILDREN = _pieces(
     "import pty; pid, fd = pty.fork()\nif pid == 0: os.execvp('sh', ['sh', '-c', 'tty >/dev/null && echo WORD'])\nprint(RANK, os.read(fd, 99)); os.waitpid(pid, 0); os.close(fd)",
     "import subprocess; subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; sleep 600'])",
     "import subprocess; print(RANK, subprocess.run([sys.executable, '-m', 'launcher', '--nproc-per-node', '2', '--no-python', 'sh', '-c', 'exec 2>&1; echo WORD $RANK $WORLD_SIZE $LOCAL_RANK > /dev/null; exit 0'], capture_output=True).returncode)",
-    "import subprocess; print(RANK, subprocess.run([sys.executable, '-m', 'launcher', '--nproc-per-node', '1', '--no-python', 'sh', '-c', 'exit 7'], capture_output=True).returncode)",
+    "import subprocess; print(RANK, subprocess.run([sys.executable, '-m', 'launcher', '--nproc-per-node', '1', '--no-python', 'sh', '-c', 'exit 7'], capture_output=True, env={**os.environ, 'TORCHELASTIC_ERROR_FILE': ''}).returncode)",
     "pid = os.fork()\nif pid == 0: print('WORD child', RANK); sys.stdout.flush(); os._exit(3)\nprint('WORD', RANK, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
     "pid = os.fork()\nif pid == 0: sys.exit(9)\nprint('WORD', RANK, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
     "try: os.waitpid(os.getpid(), 0)\nexcept ChildProcessError: print('WORD', RANK)",

@@ -108,6 +108,8 @@ class _Writer:
         flags = [*self.streams.split(), *(("--max-restarts", str(restarts)) if restarts else ())]
         name, _, value = draw.choice(_PYTHON).partition("=")
         env = {name: value} if draw.random() < 0.2 else {}
+        if self.entry[0] == "-m":
+            env.pop("PYTHONSAFEPATH", None)  # no rank finds its module, and any of them is the first to fail
         return Program(
             self.seed,
             f"{HEAD}{body}\n",
@@ -129,9 +131,7 @@ class _Writer:
         kinds += [] if self.torch else [pieces.FACTS_BESIDE_TORCH]
         chosen = [draw.choice(draw.choice(kinds)) for _ in range(draw.randint(1, 4))]
         if self.torch and draw.random() < 0.8:
-            has_store = self.is_warm and self.entry[0] != "--no-python"
-            kind = pieces.TORCH + (pieces.STORE if has_store else ())
-            chosen.insert(draw.randint(0, len(chosen)), draw.choice(kind))
+            chosen.insert(draw.randint(0, len(chosen)), draw.choice(pieces.TORCH + pieces.STORE))
         if self.streams == "-r 3" and draw.random() < 0.5:
             chosen.append(draw.choice(pieces.PARTIAL))
         if draw.random() < 0.12:
