@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import mmap
 import os
 import signal
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
+from json import dumps, loads  # as they are now: a script may replace them
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,10 @@ class LateVariables:
         end = self._shared.find(b"\n")
         if end < 0:
             return None
-        variables, file = json.loads(self._shared[:end])
-        return Late(tuple(variables), file)
+        with contextlib.suppress(ValueError, TypeError):  # the script has changed what writes it
+            variables, file = loads(self._shared[:end])
+            return Late(tuple(variables), file)
+        return None
 
     # --- in the rank ---------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class LateVariables:
     @_unseen
     def _tell(self, late: list[str]) -> None:
         if late:
-            note = json.dumps((late, self._file_with(late[0]))).encode() + b"\n"
+            note = dumps((late, self._file_with(late[0]))).encode() + b"\n"
             if len(note) <= _NOTE_BYTES:
                 self._shared[: len(note)] = note
                 os.kill(self._zygote, signal.SIGCHLD)  # it waits for the ends of its children

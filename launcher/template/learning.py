@@ -21,13 +21,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import json
 import mmap
 import os
 import random
 import signal
 import sys
 from importlib.machinery import PathFinder
+from json import dumps, loads  # as they are now: a script may replace them
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import fast_exit, memory_left
@@ -65,9 +65,12 @@ class Notes:
         self._zygote = os.getpid()
 
     def read(self) -> dict[str, Noted]:
+        """Nothing, if the script has changed what writes it."""
         text = self._shared[: self._shared.find(b"\0")]
         lines = text[: text.rfind(b"\n") + 1].splitlines()
-        return {name: Noted(name, changed, folder) for name, changed, folder in map(json.loads, lines)}
+        with contextlib.suppress(ValueError, TypeError):
+            return {name: Noted(name, changed, folder) for name, changed, folder in map(loads, lines)}
+        return {}
 
     # --- in the rank ---------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class Notes:
         now = dict(os.environ)
         names = sorted(self._first.keys() | now.keys())
         changed = {each: now.get(each) for each in names if now.get(each) != self._first.get(each)}
-        line = json.dumps(Noted(name, changed, os.getcwd())).encode() + b"\n"
+        line = dumps(Noted(name, changed, os.getcwd())).encode() + b"\n"
         if self._end + len(line) < _NOTE_BYTES:
             self._shared[self._end : self._end + len(line)] = line
             self._end += len(line)

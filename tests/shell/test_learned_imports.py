@@ -70,6 +70,17 @@ def test_a_variable_that_the_ranks_have_removed(tmp_path: Path) -> None:
     assert learned(tmp_path, rank, rank, env={"FLAG": "1"}) == (True, None)
 
 
+def test_a_script_that_replaces_how_json_is_written(tmp_path: Path) -> None:
+    """The zygote ended at what it read, and the whole job with it."""
+    rank = f"json.dumps = lambda *args, **named: '{{}}'\n{IMPORTS}"
+    assert learned(tmp_path, rank, rank) == (True, None)
+
+
+def test_a_script_that_replaces_it_deeper(tmp_path: Path) -> None:
+    rank = f"json.JSONEncoder.encode = lambda self, value: '{{}}'\n{IMPORTS}"
+    assert learned(tmp_path, rank, rank) == (False, None)
+
+
 @pytest.mark.parametrize(
     "other",
     ["pass", f"os.environ['FLAG'] = 'another'\n{IMPORTS}", f"os.chdir('/')\n{IMPORTS}"],
