@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddp.sharding.sharded_optimizer import ShardedOptimizer
     from ddp.telemetry.comm_error import CommError
     from ddp.telemetry.sections import section, status
+    from ddp.telemetry.values import log
 
 if "t" in sys.abiflags:
     raise ImportError(
@@ -41,6 +42,7 @@ __all__ = [
     "elastic",
     "init",
     "launch",
+    "log",
     "on_failure",
     "resume_path",
     "section",
@@ -62,6 +64,7 @@ _FROM = {
     "launch": "ddp.launching.api",
     "on_failure": "ddp.last_step",
     "resume_path": "ddp.last_step",
+    "log": "ddp.telemetry.values",
     "section": "ddp.telemetry.sections",
     "shutdown": "ddp.groups.process_group",
     "status": "ddp.telemetry.sections",

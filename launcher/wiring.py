@@ -16,6 +16,7 @@ import _ddp_launch_entry as doors
 from launcher import progress
 from launcher.answers import restart_clock
 from launcher.answers.desk import Desk
+from launcher.answers.measured import Measured
 from launcher.answers.restart_watch import RestartWatch, Traces
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import (
@@ -265,9 +266,11 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
 
     requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
     editions, traces = Editions(spec, scratch), Traces(ranks, communication)
-    desk = Desk(ranks, node, shell.logs.files, requester, traces, editions, shell.boundary)
-    connection.session.answer_with(desk.answer)
     time, stops = _time_watch(shell, connection, ranks, node), _stop_watch(shell, ranks)
+    measured = Measured(ranks.pages, stops.logged, shell.boundary)
+    node.logged, shell.announcer.logged = measured.numbers, measured.first
+    desk = Desk(ranks, node, shell.logs.files, requester, traces, editions, measured, shell.boundary)
+    connection.session.answer_with(desk.answer)
     phases = PhaseTimesWatch(
         *(spec.job.stragglers, ranks.pages, connection.session.send, lambda: node.state_now, shell.boundary)
     )
@@ -285,7 +288,7 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         time,
         _restart_watch(shell, connection, ranks, node),
         editions,
-        (hangs, phases, time, stops),
+        (hangs, phases, time, stops, measured),
     )
 
 

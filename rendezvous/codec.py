@@ -110,6 +110,10 @@ _MESSAGES: dict[type, Any] = {
     questions.StacksWanted: pb.StacksWanted,
     questions.Stacks: pb.Stacks,
     questions.StepWanted: pb.StepWanted,
+    questions.LoggedValue: pb.LoggedValue,
+    questions.LoggedWanted: pb.LoggedWanted,
+    questions.LoggedPoint: pb.LoggedPoint,
+    questions.LoggedSeen: pb.LoggedSeen,
     questions.StepPhase: pb.StepPhase,
     questions.StepCall: pb.StepCall,
     questions.StepSeen: pb.StepSeen,
@@ -165,6 +169,7 @@ _QUESTIONS: dict[str, Any] = {
     "trace": questions.TraceWanted,
     "step": questions.StepWanted,
     "sources": questions.SourcesWanted,
+    "logged": questions.LoggedWanted,
 }
 _ANSWERS: dict[str, Any] = {
     "present": questions.Present,
@@ -178,6 +183,7 @@ _ANSWERS: dict[str, Any] = {
     "restart_times": questions.RestartTimes,
     "step": questions.StepSeen,
     "sources": questions.SourcesSeen,
+    "logged": questions.LoggedSeen,
 }
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
 _BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}

@@ -27,7 +27,7 @@ from rendezvous.control.why_text import PARTS
 from rendezvous.control.why_text import rows_of as story_rows
 from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.values.questions import CannotAnswer, RanksSeen, RanksWanted
+from rendezvous.values.questions import CannotAnswer, LoggedSeen, LoggedWanted, RanksSeen, RanksWanted
 from rendezvous.values.rank_time import JobTime, in_words
 from rendezvous.values.types import Decision, DecisionKind
 
@@ -49,6 +49,8 @@ _LINGER_S = 30.0
 _NOTES = 1000
 _UNREAD = 256  # events that a browser may have unread; then its stream ends, and it catches up with a new one
 _JOB, _RANKS, _POINTS, _NOTE, _GONE = "job", "ranks", "points", "note", "gone"
+_LOGGED = "logged"
+_MOST_LOGGED = 40_000  # points of what the script measures, for browsers that come later
 
 
 class Feed:
@@ -63,6 +65,8 @@ class Feed:
         self._rows: dict[int, RankRow] = {}
         self._spent: Spent = {}
         self._points_seen = 0
+        self._logged: list[list[Any]] = []
+        self._logged_last = 0
         self._look_now = asyncio.Event()
         self._left_at: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -116,6 +120,7 @@ class Feed:
             "job": self._job,
             "ranks": self._ranks,
             "points": [point.as_list() for point in points],
+            "logged": self._logged,
             "notes": list(self._notes),
         }
 
@@ -183,6 +188,7 @@ class Feed:
             await self._look_at_job()
             if self._job is not None and not self._job["is_over"]:
                 await self._look_at_ranks()
+                await self._look_at_logged()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 self._publish(_GONE, {"reason": error.details()})
@@ -205,6 +211,21 @@ class Feed:
         self._rows = {row.seen.rank: row for row in rows}
         slow = {rank for node in (self._job or {}).get("where", ()) for rank in node["slow_ranks"]}
         self._say_ranks({"rows": [row_view(row, slow) for row in rows], "silent": silent})
+
+    async def _look_at_logged(self) -> None:
+        """What the script measures, from the node of rank 0. A new agent there begins again."""
+        wanted = LoggedWanted(self._logged_last)
+        ((_, told),) = await inquire(self._caller, self.job_id, wanted, ranks=[0], wait_s=_WAIT_S)
+        if not isinstance(told, LoggedSeen):
+            return
+        if told.last < self._logged_last:
+            self._logged_last = 0
+            return
+        self._logged_last = told.last
+        new = [[each.name, each.step, each.value, each.generation] for each in told.points]
+        if new:
+            self._logged = (self._logged + new)[-_MOST_LOGGED:]
+            self._publish(_LOGGED, new)
 
     def _say_ranks(self, ranks: dict[str, Any]) -> None:
         if ranks != self._ranks:
@@ -418,7 +439,8 @@ def story_view(story: Story, job: Any) -> dict[str, Any]:
 
 def full_row(row: RankRow) -> dict[str, Any]:
     """What is known of one rank besides its row."""
-    return {"node": row.node, **_same(row.seen, "rank pid doing message")}
+    logged = [[each.name, each.step, each.value] for each in row.seen.logged]
+    return {"node": row.node, **_same(row.seen, "rank pid doing message"), "logged": logged}
 
 
 # --- records the figures of all jobs over time, also without a viewer -----------------------------

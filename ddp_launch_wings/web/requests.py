@@ -28,6 +28,7 @@ class LogsRequest:
     tail: int
     places: tuple[tuple[int, int, str, int], ...]
     wait_s: float
+    search: str = ""  # only lines with this text, of all generations
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class OrderRequest:
     action: str
     node: str
     reason: str
+
+
+_SEARCH_CHARS = 200
 
 
 def fields(body: bytes) -> dict[str, Any]:
@@ -77,6 +81,7 @@ def logs_request(body: bytes) -> LogsRequest:
         whole(found.get("tail", 0), "tail", most=_MOST_TAIL),
         tuple(_place(place) for place in places),
         float(wait_s),
+        text(found, "search", _SEARCH_CHARS),
     )
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import ssl
 import time
+from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -433,7 +434,8 @@ class Application:
     async def _logs(self, request: Any, session: Session) -> Response:
         wanted = logs_request(await body_of(request))
         self._check_job(wanted.job, session, Right.READ)
-        return JSONResponse(await logs(self._caller(request, session), wanted))
+        answer = search if wanted.search else logs
+        return JSONResponse(await answer(self._caller(request, session), wanted))
 
     async def _order(self, request: Any, session: Session) -> Response:
         wanted = order_request(await body_of(request))
@@ -483,6 +485,7 @@ def _problem(status: int, words: str) -> Response:
 # Each function is the page's side of a command of ddpctl, with the same calls.
 
 _STACKS_S, _LOGS_S, _STEP_S = 8.0, 5.0, 35.0
+_SEARCH_S, _EVER_S, _MOST_FOUND = 10.0, 1e8, 500
 _CHECKPOINT_S, _MORE_S = 300.0, 5.0
 _RELOAD_S = 60.0  # for its checkpoint, as `ddpctl reload` waits
 
@@ -502,6 +505,30 @@ async def logs(caller: Caller, wanted: LogsRequest) -> dict[str, Any]:
         "ended": bool(told) and all(each.ended for _, each in told),
         "silent": [f"node {node}: {each.reason}" for node, each in answers if isinstance(each, CannotAnswer)],
     }
+
+
+async def search(caller: Caller, wanted: LogsRequest) -> dict[str, Any]:
+    """The last lines with a text, of all generations; as many of the output as can be read in a limited time."""
+    loop = asyncio.get_running_loop()
+    give_up_at, text = loop.time() + _SEARCH_S, wanted.search.casefold()
+    found: deque[dict[str, Any]] = deque(maxlen=_MOST_FOUND)
+    places: tuple[LogPlace, ...] = ()
+    number, more, silent = 0, True, []
+    while more and loop.time() < give_up_at:
+        asked = LogsWanted(wanted.ranks, since_s=None if places else _EVER_S, places=places)
+        answers = await inquire(caller, wanted.job, asked, ranks=wanted.ranks, wait_s=_LOGS_S)
+        told = [(node, each) for node, each in answers if isinstance(each, LogPieces)]
+        silent = [f"node {node}: {each.reason}" for node, each in answers if isinstance(each, CannotAnswer)]
+        for line in map(_line, lines_of((node, p) for node, each in told for p in each.pieces)):
+            if text in line["text"].casefold():
+                number += 1
+                found.append(line)
+        known = {
+            (p.generation, p.rank, p.stream): p
+            for p in (*places, *(p for _, each in told for p in each.places))
+        }
+        places, more = tuple(known.values()), any(each.more for _, each in told)
+    return {"lines": list(found), "found": number, "all": not more, "silent": silent}
 
 
 def _line(line: LogLine) -> dict[str, Any]:

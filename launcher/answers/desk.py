@@ -20,6 +20,7 @@ from rendezvous.values.questions import (
     CannotAnswer,
     Checkpointed,
     CheckpointWanted,
+    LoggedWanted,
     LogsWanted,
     ProfileWanted,
     RanksSeen,
@@ -34,6 +35,7 @@ from rendezvous.values.questions import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.answers.measured import Measured
     from launcher.answers.restart_watch import Traces
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import Supervision
@@ -65,10 +67,12 @@ class Desk:
         requester: CheckpointRequester,
         traces: Traces,
         editions: Editions,
+        measured: Measured,
         boundary: ErrorBoundary,
     ) -> None:
         self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
         self._requester, self._traces, self._editions = requester, traces, editions
+        self._measured = measured
         self._checkpoints: list[asyncio.Future[bool]] = []
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
@@ -95,6 +99,8 @@ class Desk:
                 return await self._step(wanted)
             case LogsWanted():
                 return await self._logs(wanted)
+            case LoggedWanted(after):
+                return self._measured.seen(after)
             case CheckpointWanted():
                 return await self._checkpoint(wanted)
             case ProfileWanted():
@@ -130,6 +136,7 @@ class Desk:
             memory=_resident_bytes(pid),
             gpu=gpu_of(local_rank, assignment.nproc, self._node.gpus),
             starts=self._ranks.starts.get(view.rank, 0),
+            logged=self._measured.latest(view.rank),
         )
 
     async def _step(self, wanted: StepWanted) -> Told:

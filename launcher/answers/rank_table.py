@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.machine.gpu_state import Gpu
+    from rendezvous.values.questions import LoggedValue
     from rendezvous.values.rank_view import RankView
 
 
@@ -21,7 +22,14 @@ _AS_ON_THE_PAGE = (
 
 
 def rank_seen(
-    view: RankView, local_rank: int, *, pid: int, memory: int, gpu: GpuSeen | None, starts: int
+    view: RankView,
+    local_rank: int,
+    *,
+    pid: int,
+    memory: int,
+    gpu: GpuSeen | None,
+    starts: int,
+    logged: tuple[LoggedValue, ...] = (),
 ) -> RankSeen:
     times = times_of(view)
     same: dict[str, Any] = {name: getattr(view, name) for name in _AS_ON_THE_PAGE}
@@ -37,6 +45,7 @@ def rank_seen(
         gpu=gpu,
         starts=starts,
         doing=in_words(view),
+        logged=logged,
     )
 
 

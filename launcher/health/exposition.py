@@ -42,6 +42,7 @@ class OverTime:
 
     ranks: Sequence[RankTime] = ()
     restarts: Mapping[str, Histogram] = field(default_factory=dict)  # by part, and "all"
+    logged: Sequence[tuple[int, str, float]] = ()  # rank and name, of `ddp.log`
 
 
 NOTHING = OverTime()
@@ -126,6 +127,10 @@ def _histograms(known: Sequence[RankView]) -> Iterator[str]:
 
 
 def _over_time(over_time: OverTime) -> Iterator[str]:
+    logged = [((("rank", str(rank)), ("name", name)), value) for rank, name, value in over_time.logged]
+    yield from _family(
+        "logged", "gauge", "Latest number that the script of a rank has passed to ddp.log.", logged
+    )
     spent = [
         ((("rank", str(rank.rank)), ("class", name)), getattr(rank.spent, name))
         for rank in over_time.ranks

@@ -109,6 +109,9 @@ class NodeWatch:
         self._state: Callable[[], Supervision] | None = None
         self.on_news: Callable[[str], None] = lambda _text: None
         self.rank_times: Callable[[], Sequence[RankTime]] = tuple
+        self.logged: Callable[[], Sequence[tuple[int, str, float]]] = (
+            tuple  # by the scripts: rank, name, number
+        )
         self._restarts = {part: Histogram((0,) * BINS) for part in ("all", *PARTS)}
         sources = [
             doors.find(doors.HEALTH_SOURCE, "any")(place, spec.health_ignored)
@@ -236,7 +239,7 @@ class NodeWatch:
         names = (self._spec.job.job_id, state.agent.node)
         now = (max(0, state.generation), restarts, len(state.live), self._is_ready())
         running = exposition.Running(*now, *names)
-        over_time = OverTime(self.rank_times(), self._restarts)
+        over_time = OverTime(self.rank_times(), self._restarts, self.logged())
         return exposition.text(running, self._pages.views(), self._health, over_time)
 
     def restarted(self, parts_s: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.template.cgroup import folders
-from launcher.template.contracts import SIZE, STATUS_PAGE, TRACE_COLLECTIVES
+from launcher.template.contracts import SIZE, STATUS_PAGE, TRACE_COLLECTIVES, VALUES_AT, VALUES_ROOM
 from launcher.template.tree import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
 from rendezvous.values.types import Reached
@@ -34,6 +34,7 @@ _IDLE_S = (
 
 _MAY_BE_WAITING = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
 _AT_REST = ("S", "D")  # a frozen process shows either, depending on the cgroup version
+_MOST_UNREAD = 4096
 _SHORTEST_S = 0.5  # the kernel counts CPU time in steps of 10 ms
 
 
@@ -48,6 +49,7 @@ class _Sheet:
     cpu_s: float = 0.0
     looked_at: float = 0.0
     process: ProcessView = field(default_factory=ProcessView)
+    values_read: int = 0  # bytes of what the script has logged
 
 
 class Pages:
@@ -55,6 +57,7 @@ class Pages:
         self._wishes = TRACE_COLLECTIVES if trace_collectives else 0
         self._sheets: dict[int, _Sheet] = {}
         self._done_with_others = 0
+        self._unread: list[tuple[int, bytes]] = []  # of processes that have ended
         self._lock = Lock()
 
     def open(self, local_rank: int, rank: int, repeat: Repeat = NO_REPEAT) -> dict[str, str]:
@@ -65,7 +68,7 @@ class Pages:
         except (OSError, AttributeError):
             return {}
         try:
-            os.ftruncate(fd, SIZE)
+            os.ftruncate(fd, SIZE + 8 + VALUES_ROOM)  # what nobody writes takes no memory
             os.pwrite(fd, page.header(self._wishes, repeat), 0)
             memory = mmap.mmap(fd, SIZE, prot=mmap.PROT_READ)
         except OSError:
@@ -142,12 +145,33 @@ class Pages:
     def close(self, local_rank: int) -> None:
         sheet = self._sheets.pop(local_rank, None)
         if sheet is not None:
+            self._unread = (self._unread + self._new_values(sheet))[-_MOST_UNREAD:]
             sheet.memory.close()
             os.close(sheet.fd)
 
     def close_all(self) -> None:
         for local_rank in list(self._sheets):
             self.close(local_rank)
+
+    def values(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """What the scripts have passed to `ddp.log` since the last call, as lines, by rank.
+
+        The first list is of processes that others have replaced since.
+        """
+        before, self._unread = self._unread, []
+        return before, [each for sheet in self._sheets.values() for each in self._new_values(sheet)]
+
+    def _new_values(self, sheet: _Sheet) -> list[tuple[int, bytes]]:
+        def total() -> int:
+            with self._lock:
+                return int.from_bytes(os.pread(sheet.fd, 8, VALUES_AT), "little")
+
+        if (end := total()) == sheet.values_read:
+            return []
+        ring = os.pread(sheet.fd, VALUES_ROOM, VALUES_AT + 8)
+        lines = page.ring_lines(ring, sheet.values_read, end, total())
+        sheet.values_read = end
+        return [(sheet.rank, line) for line in lines]
 
     def _look(self, sheet: _Sheet) -> RankView:
         def look(at: int, size: int) -> bytes:

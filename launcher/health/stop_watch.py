@@ -70,6 +70,15 @@ class StopWatch(RankWatcher):
         if met is not None:
             daemon_threads.call_in(self._loop, self._met, met, label.generation, label.rank, label.local_rank)
 
+    # --- what the script measures --------------------------------------------------------------------
+
+    def logged(self, words: str, rank: int) -> None:
+        """A number of `ddp.log` that is not finite, in the words that a script would print."""
+        met = self._lines.found_in(words.encode())
+        local_rank = next((n for n, view in enumerate(self._views()) if view.rank == rank), -1)
+        if met is not None and local_rank >= 0:
+            self._met(met, self._generation, rank, local_rank)
+
     # --- what the pages show -------------------------------------------------------------------------
 
     def look(self) -> None:

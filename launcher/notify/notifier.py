@@ -58,6 +58,7 @@ class EventNotifier:
         self._subscribers = Subscribers(spec.on_event, say)
         self._sink = _sink(spec, say)
         self._state: Supervision | None = None
+        self.logged: Callable[[], Mapping[str, object]] = dict  # what the script measures, now
 
     def observe(self, step: AgentStep) -> None:
         event, before, state, actions = step
@@ -101,7 +102,9 @@ class EventNotifier:
 
     def _announce(self, event: JobEvent | None) -> None:
         if event is not None:
-            self._subscribers.put(job_events.as_object(event, self._state, self._job, now_in_utc()))
+            found = job_events.as_object(event, self._state, self._job, now_in_utc())
+            logged = self.logged()
+            self._subscribers.put({**found, "logged": logged} if logged else found)
 
 
 # --- subscribers ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ examples:
       the last failure of a job: its cause, and how long the restart took
 """
 _COMMANDS = "commands (ddpctl COMMAND --help has the options of one)"
-_TAIL = 20
+TAIL = 20
 TRIAL_STEPS = 10
 
 
@@ -229,9 +229,14 @@ def _add_logs(command: argparse.ArgumentParser) -> None:
     add(
         "--tail",
         type=lines,
-        default=_TAIL,
         metavar="LINES",
-        help=f"without --since: the last lines of each stream of each rank, or all (default: {_TAIL})",
+        help=f"without --since: the last lines of each stream of each rank, or all (default: {TAIL})",
+    )
+    add(
+        "--grep",
+        type=pattern,
+        metavar="REGEX",
+        help="only lines that this regular expression matches; without --tail, --since and --generation: of all output",
     )
     add("--stream", choices=["stdout", "stderr"], default="", help="only this stream (default: both)")
     add("--no-prefix", action="store_true", help="print the lines without node and rank")
@@ -357,6 +362,13 @@ def ranks(text: str) -> tuple[int, ...]:
             )
         found |= dict.fromkeys(range(first, last + 1))
     return tuple(found)
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def rank(text: str) -> int:

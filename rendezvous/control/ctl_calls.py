@@ -21,7 +21,7 @@ import grpc.aio
 
 import _ddp_launch_entry as doors
 from rendezvous.control import why
-from rendezvous.control.commands import Command, command_of
+from rendezvous.control.commands import TAIL, Command, command_of
 from rendezvous.control.ctl_text import (
     event_line,
     finished_hint,
@@ -276,6 +276,7 @@ async def _only_answer(
 _WAIT_S = 10.0  # of an agent, for more output
 _NODES_THAT_WAIT = 16
 _EVERY_S = 1.0
+_EVER_S = 1e8
 _AGAIN_S, _LOST_S = 0.5, 60.0  # after a failed call; until the command gives up
 
 
@@ -295,6 +296,7 @@ class _Reader:
     def __init__(self, service: Service, job: str, arguments: argparse.Namespace) -> None:
         self._service, self._job, self._arguments = service, job, arguments
         self._ranks: Sequence[int] = arguments.rank
+        self._grep = arguments.grep
         self._is_terminal = sys.stdout.isatty()
         self._color = self._is_terminal and not os.environ.get("NO_COLOR")
         self._places = _read_cursor(arguments.cursor_file, job) if arguments.cursor_file else {}
@@ -308,7 +310,10 @@ class _Reader:
         first = LogsWanted(tuple(self._ranks), self._arguments.generation, wait_s=wait_s)
         if places or self._has_begun:  # what comes after the first look is all new
             return replace(first, places=places)
-        return replace(first, since_s=self._arguments.since, tail=self._arguments.tail)
+        tail, since_s = self._arguments.tail, self._arguments.since
+        if self._grep is not None and tail is None and since_s is None and not self._arguments.generation:
+            since_s = _EVER_S
+        return replace(first, since_s=since_s, tail=TAIL if tail is None else tail)
 
     async def _ask(self, wanted: LogsWanted, nodes: Sequence[str] = ()) -> list[tuple[str, FromConversation]]:
         ranks = self._ranks if not nodes else ()
@@ -428,6 +433,8 @@ class _Reader:
     def _print(self, pieces: list[tuple[str, LogPiece]]) -> None:
         output, wanted = self._arguments.output, self._arguments.stream
         found = [line for line in lines_of(pieces) if wanted in ("", str(line.stream))]
+        if self._grep is not None:
+            found = [line for line in found if self._grep.search(line.text)]
         if is_for_programs(output):
             for line in found:
                 show(line_as_dict(line), output, compact=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _KIB, _UNITS = 1024.0, "BKMGTP"
 _SHORT = {RankPhase.COMMUNICATE: "comm", RankPhase.EVALUATION: "evaluate"}
 _NO_NUMBER = "-"
+_MOST_LOGGED = 8
 _FEWEST_STEPS, _SHORTEST_S = 3, 2.0  # between two looks from which figures are computed
 
 
@@ -200,7 +201,24 @@ def summary(rows: Sequence[RankRow], head: TableHead) -> list[str]:
         if shares:
             words.append(f"communication {percent(median(shares))}")
         lines.append(", ".join(words))
+    if logged := _logged_words(rows):
+        lines.append(logged)
     return lines + list(head.problems)
+
+
+def _logged_words(rows: Sequence[RankRow]) -> str:
+    """What the script measures, of the lowest rank that tells it."""
+    first = min((row.seen for row in rows if row.seen.logged), key=lambda seen: seen.rank, default=None)
+    if first is None:
+        return ""
+    values = ", ".join(
+        f"{_printable(each.name)} {_printable(each.value)}" for each in first.logged[:_MOST_LOGGED]
+    )
+    return f"{values} (rank {first.rank}, step {max(each.step for each in first.logged)})"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 # --- texts of cells --------------------------------------------------------------------------------------

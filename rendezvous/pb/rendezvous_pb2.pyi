@@ -485,7 +485,7 @@ class Redirect(_message.Message):
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "sources")
+    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "sources", "logged")
     ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -495,6 +495,7 @@ class Question(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
     id: int
     ranks: RanksWanted
     stacks: StacksWanted
@@ -504,10 +505,11 @@ class Question(_message.Message):
     trace: TraceWanted
     step: StepWanted
     sources: SourcesWanted
-    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., sources: _Optional[_Union[SourcesWanted, _Mapping]] = ...) -> None: ...
+    logged: LoggedWanted
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., sources: _Optional[_Union[SourcesWanted, _Mapping]] = ..., logged: _Optional[_Union[LoggedWanted, _Mapping]] = ...) -> None: ...
 
 class AgentAnswer(_message.Message):
-    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "sources")
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "sources", "logged")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     CANNOT_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +522,7 @@ class AgentAnswer(_message.Message):
     RESTART_TIMES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
     id: int
     present: Present
     cannot: CannotAnswer
@@ -532,7 +535,8 @@ class AgentAnswer(_message.Message):
     restart_times: RestartTimes
     step: StepSeen
     sources: SourcesSeen
-    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., sources: _Optional[_Union[SourcesSeen, _Mapping]] = ...) -> None: ...
+    logged: LoggedSeen
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., sources: _Optional[_Union[SourcesSeen, _Mapping]] = ..., logged: _Optional[_Union[LoggedSeen, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
     __slots__ = ("agent", "job_id")
@@ -573,7 +577,7 @@ class RanksSeen(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., restarts: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankSeen, _Mapping]]] = ...) -> None: ...
 
 class RankSeen(_message.Message):
-    __slots__ = ("rank", "local_rank", "pid", "known", "alive", "process", "phase", "phase_s", "quiet_s", "step", "step_s", "last_step_s", "mean_step_s", "spent_s", "waited_s", "memory", "gpu", "starts", "doing", "message")
+    __slots__ = ("rank", "local_rank", "pid", "known", "alive", "process", "phase", "phase_s", "quiet_s", "step", "step_s", "last_step_s", "mean_step_s", "spent_s", "waited_s", "memory", "gpu", "starts", "doing", "message", "logged")
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -594,6 +598,7 @@ class RankSeen(_message.Message):
     STARTS_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     local_rank: int
     pid: int
@@ -614,7 +619,48 @@ class RankSeen(_message.Message):
     starts: int
     doing: str
     message: str
-    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., known: bool = ..., alive: bool = ..., process: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., quiet_s: _Optional[float] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., last_step_s: _Optional[float] = ..., mean_step_s: _Optional[float] = ..., spent_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., memory: _Optional[int] = ..., gpu: _Optional[_Union[GpuSeen, _Mapping]] = ..., starts: _Optional[int] = ..., doing: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    logged: _containers.RepeatedCompositeFieldContainer[LoggedValue]
+    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., known: bool = ..., alive: bool = ..., process: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., quiet_s: _Optional[float] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., last_step_s: _Optional[float] = ..., mean_step_s: _Optional[float] = ..., spent_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., memory: _Optional[int] = ..., gpu: _Optional[_Union[GpuSeen, _Mapping]] = ..., starts: _Optional[int] = ..., doing: _Optional[str] = ..., message: _Optional[str] = ..., logged: _Optional[_Iterable[_Union[LoggedValue, _Mapping]]] = ...) -> None: ...
+
+class LoggedValue(_message.Message):
+    __slots__ = ("name", "step", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    step: int
+    value: str
+    def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+
+class LoggedWanted(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class LoggedPoint(_message.Message):
+    __slots__ = ("number", "name", "step", "value", "generation", "at")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    step: int
+    value: str
+    generation: int
+    at: float
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., step: _Optional[int] = ..., value: _Optional[str] = ..., generation: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+
+class LoggedSeen(_message.Message):
+    __slots__ = ("points", "last")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[LoggedPoint]
+    last: int
+    def __init__(self, points: _Optional[_Iterable[_Union[LoggedPoint, _Mapping]]] = ..., last: _Optional[int] = ...) -> None: ...
 
 class GpuSeen(_message.Message):
     __slots__ = ("index", "memory_used", "memory_total", "utilization")

@@ -66,6 +66,38 @@ class GpuSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedValue:
+    """A number that a script has passed to `ddp.log`. As text, because it may be NaN."""
+
+    name: str
+    step: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedWanted:
+    """What the lowest rank of a node has logged since this point."""
+
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPoint:
+    number: int
+    name: str
+    step: int
+    value: str
+    generation: int
+    at: float  # since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSeen:
+    points: tuple[LoggedPoint, ...]
+    last: int  # the number of the last point
+
+
+@dataclass(frozen=True, slots=True)
 class RankSeen:
     """One rank now. Durations are seconds."""
 
@@ -89,6 +121,7 @@ class RankSeen:
     starts: int = 1
     doing: ShortenedSentence = ""
     message: ShortenedSentence = ""
+    logged: tuple[LoggedValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +292,24 @@ Wanted = (
     RanksWanted
     | StacksWanted
     | StepWanted
+    | LoggedWanted
     | LogsWanted
     | CheckpointWanted
     | ProfileWanted
     | TraceWanted
     | SourcesWanted
 )
-Told = CannotAnswer | RanksSeen | Stacks | StepSeen | LogPieces | Checkpointed | TracePart | SourcesSeen
+Told = (
+    CannotAnswer
+    | RanksSeen
+    | Stacks
+    | StepSeen
+    | LogPieces
+    | Checkpointed
+    | TracePart
+    | SourcesSeen
+    | LoggedSeen
+)
 FromConversation = Told | Present | Remark | RestartTimes
 
 ACTS = (CheckpointWanted, ProfileWanted, SourcesWanted)  # questions that do more than look

@@ -121,6 +121,8 @@ def test_the_output_of_a_finished_job_of_a_service_is_read_where_its_logs_are(
             "a line of rank 0 in 2",
             "a line of rank 1 in 2",
         ]
+        searched = ctl(capsys, "logs", "--grep", r"rank 1 in \d", "--no-prefix").splitlines()
+        assert searched == ["a line of rank 1 in 1", "a line of rank 1 in 2"], "of all generations"
         (found,) = json.loads(ctl(capsys, "list", "--all", "-o", "json"))["jobs"]
         assert found["ended_at"] > found["began_at"] > 1.7e9
     assert not os.path.exists(kept["DDP_LAUNCH_HISTORY_DIR"]), "a service keeps it"

@@ -22,6 +22,9 @@ from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
 from rendezvous.values.job_state import Phase
 from rendezvous.values.questions import (
     GpuSeen,
+    LoggedPoint,
+    LoggedSeen,
+    LoggedWanted,
     LogPiece,
     LogPieces,
     LogPlace,
@@ -216,6 +219,8 @@ class Simulation:
         match wanted:
             case RanksWanted():
                 return RanksSeen(2, 1, tuple(self.seen(rank, at) for rank in mine))
+            case LoggedWanted(after):
+                return self._logged(after, at)
             case StepWanted():
                 return self._last_step(wanted.rank, at)
             case StacksWanted():
@@ -225,6 +230,14 @@ class Simulation:
             case LogsWanted():
                 return self._logs(wanted, mine, at)
         raise AssertionError(f"the simulation does not answer {wanted}")
+
+    def _logged(self, after: int, at: float) -> LoggedSeen:
+        """The loss, ten points in each generation."""
+        points = [
+            LoggedPoint(n + 1, "loss", 10 * (n - 5 * (n > 9)), f"{3 / (1 + n):.6g}", 1 + (n > 9), at)
+            for n in range(20)
+        ]
+        return LoggedSeen(tuple(point for point in points if point.number > after), 20)
 
     def _last_step(self, rank: int, at: float) -> StepSeen:
         """Seven buckets, the last of which is not hidden."""

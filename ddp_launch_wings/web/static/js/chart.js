@@ -8,8 +8,9 @@ const HEIGHT = 150, LEFT = 52, BOTTOM = 20, TOP = 8, RIGHT = 6;
 
 export class Chart {
   // `lines`: [title, color name, value of an interval]. `text`: a value as text. `most`: the end of the scale, else fitting.
-  constructor(title, lines, { text, most = null, stacked = false, note = "" }, signal) {
-    Object.assign(this, { title, lines, text, most, stacked, data: [], marks: [] });
+  // `place`: where a value is, as text. `fits`: the scale begins at the least value, not at 0.
+  constructor(title, lines, { text, most = null, stacked = false, note = "", place = null, fits = false }, signal) {
+    Object.assign(this, { title, lines, text, most, stacked, place, fits, data: [], marks: [] });
     this.canvas = h("canvas", { role: "img", "aria-label": title });
     this.now = h("span", { class: "now" });
     this.tip = h("div", { class: "tip", hidden: true });
@@ -57,18 +58,25 @@ export class Chart {
   }
 
   scale(width) {
-    const first = this.data[0]?.at ?? 0, last = this.data.at(-1)?.at ?? 1, span = Math.max(1, last - first);
+    const places = this.data.map((each) => each.at), first = this.first = least(places) ?? 0;
+    const last = this.last = places.length ? -least(places.map((at) => -at)) : 1, span = Math.max(1, last - first);
     this.x = (at) => LEFT + ((at - first) / span) * (width - LEFT - RIGHT);
     const values = this.stacked ? [1] : this.data.flatMap((each) => this.lines.map((_, n) => this.value(each, n) ?? 0));
     this.top = this.most ?? (nice(Math.max(...values, 0) * 1.08) || 1);
-    this.y = (value) => HEIGHT - BOTTOM - (Math.min(value, this.top) / this.top) * (HEIGHT - BOTTOM - TOP);
+    this.low = 0;
+    if (this.fits && this.data.length) {
+      const known = this.data.map((each) => this.value(each, 0)).filter((value) => value !== null);
+      this.low = least(known) ?? 0;
+      this.top = Math.max(this.low + 1e-9, -(least(known.map((value) => -value)) ?? -1));
+    }
+    this.y = (value) => HEIGHT - BOTTOM - ((Math.min(value, this.top) - this.low) / (this.top - this.low)) * (HEIGHT - BOTTOM - TOP);
   }
 
   drawAxes(pen, width) {
     pen.textBaseline = "middle";
     pen.lineWidth = 1;
     for (const share of [0, 0.5, 1]) {
-      const y = Math.round(this.y(share * this.top)) + 0.5;
+      const value = this.low + share * (this.top - this.low), y = Math.round(this.y(value)) + 0.5;
       pen.strokeStyle = color("line");
       pen.beginPath();
       pen.moveTo(LEFT, y);
@@ -76,13 +84,13 @@ export class Chart {
       pen.stroke();
       pen.fillStyle = color("muted");
       pen.textAlign = "right";
-      pen.fillText(share ? this.text(share * this.top) : "0", LEFT - 6, y);
+      pen.fillText(value ? this.text(value) : "0", LEFT - 6, y);
     }
     if (this.data.length < 2) return this.drawEmpty(pen, width);
     pen.textBaseline = "alphabetic";
-    for (const [each, align] of [[this.data[0], "left"], [this.data.at(-1), "right"]]) {
+    for (const [at, align] of [[this.first, "left"], [this.last, "right"]]) {
       pen.textAlign = align;
-      pen.fillText(time(each.at), this.x(each.at), HEIGHT - 5);
+      pen.fillText((this.place ?? time)(at), this.x(at), HEIGHT - 5);
     }
   }
 
@@ -130,7 +138,7 @@ export class Chart {
     pen.lineWidth = 1;
     for (const mark of this.marks) {
       const x = Math.round(this.x(mark)) + 0.5;
-      if (mark < this.data[0].at || mark > this.data.at(-1).at) continue;
+      if (mark < this.first || mark > this.last) continue;
       pen.beginPath();
       pen.moveTo(x, TOP);
       pen.lineTo(x, HEIGHT - BOTTOM);
@@ -153,7 +161,7 @@ export class Chart {
     if (this.data.length < 2) return;
     this.pointed = this.data.reduce((best, each) => (Math.abs(this.x(each.at) - x) < Math.abs(this.x(best.at) - x) ? each : best));
     const values = this.lines.map(([name, , value]) => [name, value(this.pointed)]).filter(([, value]) => value !== null && (!this.stacked || value > 0.0005));
-    fill(this.tip, h("div", { class: "muted" }, moment(this.pointed.at)), values.map(([name, value]) => h("div", {}, `${this.lines.length > 1 ? `${name} ` : ""}${this.text(value)}`)));
+    fill(this.tip, h("div", { class: "muted" }, (this.place ?? moment)(this.pointed.at)), values.map(([name, value]) => h("div", {}, `${this.lines.length > 1 ? `${name} ` : ""}${this.text(value)}`)));
     this.tip.hidden = false;
     const left = this.x(this.pointed.at), wide = this.canvas.clientWidth;
     this.tip.style.transform = `translate(${left > wide / 2 ? left - this.tip.offsetWidth - 10 : left + 10}px, 8px)`;
@@ -166,6 +174,8 @@ export class Chart {
     this.draw();
   }
 }
+
+const least = (values) => (values.length ? values.reduce((best, each) => Math.min(best, each)) : null);
 
 function nice(value) {
   if (!(value > 0)) return 0;

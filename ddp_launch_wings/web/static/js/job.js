@@ -3,6 +3,7 @@
 import { fill, h, say } from "./dom.js";
 import { count, kindOfPhase } from "./format.js";
 import { Live } from "./live.js";
+import { Logged } from "./logged.js";
 import { Logs } from "./logs.js";
 import { Orders } from "./orders.js";
 import { charts, tiles } from "./overview.js";
@@ -32,7 +33,7 @@ export function jobView(main, name, frame) {
   fill(
     main,
     head(state, name, orders), notices(state), tiles(state),
-    h("div", { class: "world" }, h("div", {}, map.element, charts(state, stop.signal)), panel.element),
+    h("div", { class: "world" }, h("div", {}, map.element, new Logged(state, stop.signal).element, charts(state, stop.signal)), panel.element),
     timeline(state, name),
     ranks.element, logs.element,
   );

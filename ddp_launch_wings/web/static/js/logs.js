@@ -15,10 +15,12 @@ export class Logs {
     this.which = h("input", { type: "text", size: 10, placeholder: "all", "aria-label": "Ranks, such as 0,4-7", spellcheck: "false" });
     this.follow = h("input", { type: "checkbox", checked: true });
     this.errors = h("input", { type: "checkbox" });
+    this.text = h("input", { type: "search", size: 16, placeholder: "search", "aria-label": "Search the output", spellcheck: "false", maxlength: 200 });
+    const search = h("form", { class: "row small", role: "search", onsubmit: (event) => this.search(event) }, this.text, h("button", { type: "submit" }, "Search"));
     const form = h("form", { class: "row small", onsubmit: (event) => this.submit(event) },
       h("label", {}, "Ranks ", this.which), h("button", { type: "submit" }, "Show"),
       h("label", {}, this.errors, " only stderr"), h("label", {}, this.follow, " follow"));
-    this.element = h("section", { class: "card", "aria-label": "Output" }, h("header", {}, h("h2", {}, "Output"), this.words, form), this.box);
+    this.element = h("section", { class: "card", "aria-label": "Output" }, h("header", {}, h("h2", {}, "Output"), this.words, search, form), this.box);
     this.errors.addEventListener("change", () => this.lines.classList.toggle("only-stderr", this.errors.checked));
     state.on("job", () => this.begin());
   }
@@ -30,6 +32,28 @@ export class Logs {
     } catch (problem) {
       say(this.words, problem.message);
       this.which.focus();
+    }
+  }
+
+  // All of the output of these ranks is searched. Without a text, it is followed again.
+  async search(event) {
+    event.preventDefault();
+    const text = this.text.value;
+    if (!text) return this.show(this.ranks);
+    const run = ++this.run; // ends the loop
+    this.looping = false;
+    this.cancel?.abort();
+    say(this.words, "Searching …");
+    try {
+      const found = await post("logs", { job: this.name, ranks: this.ranks, search: text });
+      if (run !== this.run) return;
+      fill(this.lines);
+      await this.add(found.lines);
+      const words = `${found.found.toLocaleString("en")} lines have “${text}”`;
+      const last = found.found > found.lines.length ? `; the last ${found.lines.length}` : "";
+      say(this.words, [`${words}${last}${found.all ? "" : "; not all of the output was read"}`, ...found.silent.slice(0, 1)].join("; "));
+    } catch (problem) {
+      if (run === this.run) say(this.words, problem.message);
     }
   }
 
@@ -45,7 +69,7 @@ export class Logs {
 
   begin() {
     const runs = this.state.job && !this.state.job.is_over && this.state.job.generation > 0;
-    if (runs && !this.looping) this.loop(++this.run);
+    if (runs && !this.looping && !this.text.value) this.loop(++this.run);
   }
 
   async loop(run) {

@@ -9,12 +9,12 @@ const DETAILS_MS = 1000;
 
 export class RankPanel {
   constructor(state, name, { output, orders }) {
-    Object.assign(this, { state, name, orders, rank: null, details: null });
+    Object.assign(this, { state, name, orders, chosen: null, rank: null, details: null });
     this.title = h("h2", {}, "Rank");
     this.badge = h("span", { class: "badge" });
     this.facts = h("dl", { class: "facts small" });
     this.step = h("div", { class: "last-step" });
-    this.note = h("p", { class: "muted" }, "Select a rank on the map or in the table.");
+    this.note = h("p", { class: "muted small" }, "The worst rank now. Select another one on the map or in the table.");
     this.drain = h("button", { type: "button", class: "danger", onclick: () => this.orderNode() });
     this.buttons = h(
       "div", { class: "row" },
@@ -28,19 +28,26 @@ export class RankPanel {
     state.on("ranks", show);
     state.on("job", show);
     this.show();
+    this.timer = setInterval(() => this.read(), DETAILS_MS);
   }
 
   select(rank) {
-    if (rank !== this.rank) fill(this.step);
-    Object.assign(this, { rank, details: null });
-    this.show();
-    clearInterval(this.timer);
-    this.timer = setInterval(() => this.read(), DETAILS_MS);
+    this.chosen = rank;
+    this.turnTo(rank);
     this.read();
   }
 
+  turnTo(rank) {
+    if (rank !== this.rank) {
+      fill(this.step);
+      Object.assign(this, { rank, details: null });
+    }
+    this.show();
+  }
+
   async read() {
-    if (document.hidden || this.state.job?.is_over) return;
+    if (this.chosen === null) this.turnTo(worst(this.state));
+    if (document.hidden || this.state.job?.is_over || this.rank === null) return;
     const { rank } = this;
     try {
       const details = await get("rank", { job: this.name, rank });
@@ -52,10 +59,12 @@ export class RankPanel {
   }
 
   show() {
-    const chosen = this.rank !== null;
-    for (const each of [this.badge, this.facts, this.buttons, this.step]) each.hidden = !chosen;
-    this.note.hidden = chosen;
-    if (!chosen) return;
+    if (this.closed) return;
+    if (this.rank === null) this.rank = worst(this.state);
+    const known = this.rank !== null;
+    for (const each of [this.badge, this.facts, this.buttons, this.step]) each.hidden = !known;
+    this.note.hidden = this.chosen !== null;
+    if (!known) return;
     const { state, rank } = this, row = state.byRank.get(rank), node = state.nodeOf(rank);
     say(this.title, `Rank ${rank}`);
     const health = state.summary?.levels.get(rank);
@@ -72,6 +81,7 @@ export class RankPanel {
       ["Node", node ? `${node.node}${node.block ? `, ${node.block}` : ""}` : "–"],
       ["Doing", details?.doing || value("phase")],
       details?.message && ["Says", details.message],
+      ...(details?.logged || []).slice(0, 8).map(([name, , value]) => [name, value]),
       ["Step", value("known") ? `${value("step").toLocaleString("en")}, ${duration(value("mean_ms") / 1000)} each` : "–"],
       value("own_ms") && ["Own time", `${duration(value("own_ms") / 1000)}, ${value("ratio").toFixed(2)}× that of its peers`],
       ["Communication", percent(value("share"))],
@@ -102,8 +112,20 @@ export class RankPanel {
   }
 
   close() {
+    this.closed = true;
     clearInterval(this.timer);
   }
+}
+
+// The rank with the worst level; of those, the one with the longest own time, and then the one that is most behind.
+export function worst({ rows, summary }) {
+  let found = null, most = null;
+  for (const [rank] of rows) {
+    const { level, ratio, behind } = summary.levels.get(rank);
+    const now = [level, ratio, behind], n = most ? now.findIndex((value, at) => value !== most[at]) : 0;
+    if (!most || (n >= 0 && now[n] > most[n])) [found, most] = [rank, now];
+  }
+  return found;
 }
 
 export function stacksDialog(name, rank) {

@@ -4,8 +4,9 @@
 // one, however many events have arrived.
 
 import { current } from "./api.js";
+import { addLogged } from "./logged.js";
 
-export const KINDS = ["job", "ranks", "points", "notes"];
+export const KINDS = ["job", "ranks", "points", "logged", "notes"];
 
 export class State {
   constructor() {
@@ -14,6 +15,7 @@ export class State {
     this.silent = [];
     this.points = [];
     this.notes = [];
+    this.logged = new Map(); // by name
     this.column = Object.fromEntries((current()?.columns || []).map((name, n) => [name, n]));
     this.listeners = new Map(KINDS.map((kind) => [kind, []]));
     this.changed = new Set();
@@ -31,7 +33,8 @@ export class State {
       snapshot: (all) => {
         this.takeRanks(all.ranks);
         this.takeJob(all.job);
-        Object.assign(this, { points: all.points, notes: all.notes });
+        Object.assign(this, { points: all.points, notes: all.notes, logged: new Map() });
+        addLogged(this.logged, all.logged);
         this.note(...KINDS);
       },
       job: (job) => {
@@ -46,6 +49,10 @@ export class State {
         this.points.push(...points);
         if (this.points.length > 900) this.points = this.points.filter((_, n) => n % 2 === 0);
         this.note("points");
+      },
+      logged: (points) => {
+        addLogged(this.logged, points);
+        this.note("logged");
       },
       note: (note) => {
         this.notes.push(note);
