@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import _ddp_launch_entry as doors
@@ -233,9 +234,10 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     shell.logs.input_wait = ranks.input_wait
-    shell.status.watch(
-        lambda: shell.boundary.called("reading the status pages for the progress line", ranks.pages.views, ())
+    seen = partial(
+        shell.boundary.called, "reading the status pages for the progress line", ranks.pages.views, ()
     )
+    shell.status.watch(seen)
     communication = CommunicationWatch(scratch, ranks, shell.logs.say, report)
     hangs = _hang_watch(shell, ranks)
     isolation = IsolationWatch(
@@ -267,13 +269,10 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
     requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
     editions, traces = Editions(spec, scratch), Traces(ranks, communication)
     time, stops = _time_watch(shell, connection, ranks, node), _stop_watch(shell, ranks)
-    measured = Measured(ranks.pages, stops.logged, shell.boundary)
-    node.logged, shell.announcer.logged = measured.numbers, measured.first
+    measured = _measured(shell, ranks, node, stops)
     desk = Desk(ranks, node, shell.logs.files, requester, traces, editions, measured, shell.boundary)
     connection.session.answer_with(desk.answer)
-    phases = PhaseTimesWatch(
-        *(spec.job.stragglers, ranks.pages, connection.session.send, lambda: node.state_now, shell.boundary)
-    )
+    phases = _phase_times_watch(shell, connection, ranks, node)
     return Parts(
         connection,
         AgentJoined(connection.agent, spec.job, facts),
@@ -297,6 +296,19 @@ def _send_progress(shell: Shell, connection: ServiceConnection, ranks: Workers) 
     connection.session.ask_for_progress(
         lambda: shell.boundary.called("reading the status pages for a heartbeat", progressed, False)
     )
+
+
+def _measured(shell: Shell, ranks: Workers, node: NodeWatch, stops: StopWatch) -> Measured:
+    measured = Measured(ranks.pages, stops.logged, shell.boundary)
+    node.logged, shell.announcer.logged = measured.numbers, measured.first
+    return measured
+
+
+def _phase_times_watch(
+    shell: Shell, connection: ServiceConnection, ranks: Workers, node: NodeWatch
+) -> PhaseTimesWatch:
+    rule, send = shell.spec.job.stragglers, connection.session.send
+    return PhaseTimesWatch(rule, ranks.pages, send, lambda: node.state_now, shell.boundary)
 
 
 def _hang_watch(shell: Shell, ranks: Workers) -> HangWatch:

@@ -5,6 +5,7 @@ Files and not pipes: a result may have gigabytes, and a rank must be able to end
 
 from __future__ import annotations
 
+import linecache
 import os
 import pickle
 import sys
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CALL, _UNSENDABLE = "call", "unsendable"
+_MOST_SOURCE = 1 << 20  # characters; the latest cells are sent
 
 
 def write_call(
@@ -35,7 +37,21 @@ def write_call(
             CANNOT_PICKLE,
         ) from error
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
-    _write(folder / _CALL, pickle.dumps(path) + data)
+    _write(folder / _CALL, pickle.dumps(path) + pickle.dumps(_sources()) + data)
+
+
+def _sources() -> dict[str, str]:
+    """The cells of a notebook and the like: code without a file, whose lines a traceback of a rank is to show."""
+    found: dict[str, str] = {}
+    room = _MOST_SOURCE
+    for name, entry in reversed(list(linecache.cache.items())):
+        if len(entry) == 4 and entry[1] is None and not os.path.exists(name):
+            text = "".join(entry[2])
+            room -= len(text)
+            if room < 0:
+                break
+            found[name] = text
+    return found
 
 
 def call_in(folder: Path) -> Any:
@@ -43,6 +59,8 @@ def call_in(folder: Path) -> Any:
     with open(folder / _CALL, "rb") as file:
         known = {os.path.abspath(entry) for entry in sys.path}
         sys.path += [entry for entry in pickle.load(file) if entry not in known]
+        for name, text in pickle.load(file).items():
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         return pickle.load(file)
 
 

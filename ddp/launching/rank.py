@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp.launching import parcels
 from ddp.telemetry.contracts import CALL_FOLDER, GENERATION
 
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+def _print_with_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """From the function on, and also with lines of code that has no file, as that of a notebook."""
+    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, trace)
+
+
+def _is_ours(file: str) -> bool:
+    return file in (__file__, "<frozen runpy>") or file.endswith("/runpy.py")
+
 
 def main() -> None:
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_with_lines
     folder = Path(os.environ[CALL_FOLDER])
     function, args, kwargs = parcels.call_in(folder)
     result = function(*args, **kwargs)

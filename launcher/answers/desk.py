@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.answers.rank_table import gpu_of, rank_seen
 from launcher.answers.step_watch import Looks, looked
+from launcher.health.stack_text import without_ours
 from launcher.health.stacks import native_stacks, stacks_of
 from launcher.machine.small_files import text_of
 from rendezvous.values.questions import (
@@ -236,7 +237,7 @@ class Desk:
         if not pid:
             return CannotAnswer(f"rank {wanted.rank} does not run on this node now")
         async with self._slow:
-            text = await stacks_of(pid)
+            text = without_ours(await stacks_of(pid))
             return Stacks(f"{text}\n\n{await native_stacks(pid)}" if wanted.native else text)
 
 

@@ -99,7 +99,9 @@ class _Block:
 
 
 # A function of torch that we observe. Lines of its own follow, with more indentation.
-_OUR_FRAME = re.compile(r'  File ".*/ddp/telemetry/(?:observing|torch_marks|collective_marks)\.py", line ')
+_OUR_FRAME = re.compile(
+    r'  File ".*/ddp/(?:telemetry/(?:observing|torch_marks|collective_marks)|launching/rank)\.py", line '
+)
 
 
 def first_line(text: str) -> str:

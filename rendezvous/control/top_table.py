@@ -280,9 +280,11 @@ _NAMES = {
     b"\x1b[F": "last", b"\x1b[4~": "last", b"G": "last",
     b"\x1b[C": "next column", b"\x1bOC": "next column", b">": "next column", b"s": "next column",
     b"\x1b[D": "previous column", b"\x1bOD": "previous column", b"<": "previous column",
+    b"\r": "open", b"\n": "open", b"\x1b": "close", b"b": "close",
     b"r": "reverse", b" ": "pause", b"p": "pause", b"q": "quit", b"Q": "quit", b"\x03": "quit",
 }  # fmt: skip
-_HELP = "q quit  <> sort  r reverse  arrows scroll  p pause"
+_HELP = "q quit  <> sort  r reverse  arrows select  Enter one rank  p pause"
+_HELP_ONE = "b back  arrows next rank  p pause  q quit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,8 @@ class View:
     head: TableHead
     rows: tuple[RankRow, ...] = ()
     sorting: Sorting = Sorting()
-    top: int = 0  # the first row of the table that is shown
+    at: int = 0  # the row of the table that is selected
+    rank: int | None = None  # only this one is shown
     is_paused: bool = False
     is_over: bool = False
     note: str = ""  # why the table is not of this moment
@@ -303,7 +306,7 @@ def keys_in(data: bytes) -> Iterator[str]:
 def pressed(view: View, key: str, height: int) -> View:
     """The view after a key. `height`: of the terminal, for the keys that scroll by a page."""
     page = _room(view, height)
-    last = max(0, len(view.rows) - page)
+    last = max(0, len(view.rows) - 1)
     at = COLUMNS.index(view.sorting.column)
     match key:
         case "quit":
@@ -312,31 +315,77 @@ def pressed(view: View, key: str, height: int) -> View:
             return replace(view, is_paused=not view.is_paused)
         case "reverse":
             return replace(
-                view, sorting=replace(view.sorting, is_reversed=not view.sorting.is_reversed), top=0
+                view, sorting=replace(view.sorting, is_reversed=not view.sorting.is_reversed), at=0
             )
+        case "open" | "close":
+            return replace(view, rank=_selected(view) if key == "open" else None)
         case "next column" | "previous column":
             column = COLUMNS[(at + (1 if key == "next column" else -1)) % len(COLUMNS)]
             return replace(
-                view, sorting=Sorting(column, column not in ("rank", "node", "phase", "step")), top=0
+                view, sorting=Sorting(column, column not in ("rank", "node", "phase", "step")), at=0
             )
         case _:
             moved = {"up": -1, "down": 1, "page up": -page, "page down": page, "first": -last, "last": last}
-            start = view.top if key not in ("first", "last") else 0 if key == "last" else last
-            return replace(view, top=min(last, max(0, start + moved[key])))
+            there = replace(view, at=min(last, max(0, view.at + moved[key])))
+            return there if view.rank is None else replace(there, rank=_selected(there))
+
+
+def _selected(view: View) -> int | None:
+    rows = sort(view.rows, view.sorting)
+    return rows[min(view.at, len(rows) - 1)].seen.rank if rows else None
 
 
 def screen(view: View, width: int, height: int, *, color: bool = False) -> list[str]:
     """At most `height` rows of at most `width` columns."""
+    if (row := next((row for row in view.rows if row.seen.rank == view.rank), None)) is not None:
+        return _one_rank(view, row, width, height)
     upper = _upper(view, height)
     head, rows = table(view.rows, view.sorting, width)
     room = _room(view, height)
-    top = min(view.top, max(0, len(rows) - room))
+    at = min(view.at, max(0, len(rows) - 1))
+    top = min(max(0, at - room + 1), max(0, len(rows) - room))
     shown = rows[top : top + room]
+    if color and shown:
+        shown[at - top] = f"{_REVERSE}{shown[at - top].ljust(width)}{_PLAIN}"
     painted = f"{_REVERSE}{head[:width].ljust(width)}{_PLAIN}" if color else head[:width]
     lower = _lower(view, top, len(shown), len(rows))
     body = [line[:width] for line in upper] + [painted] + shown
     body += [""] * (height - 1 - len(body))
     return [*body[: height - 1], lower[:width]]
+
+
+def _one_rank(view: View, row: RankRow, width: int, height: int) -> list[str]:
+    """All that is known of one rank."""
+    seen, standing = row.seen, row.standing
+    facts = [
+        ("node", f"{row.node}, process {seen.pid}, started {counted(seen.starts, 'time')}"),
+        ("doing", f"{seen.doing or phase_text(seen)}, for {short_duration(seen.phase_s)}"),
+        ("says", seen.message),
+        ("step", f"{seen.step}, {short_duration(seen.mean_step_s)} each" if seen.known else "no steps"),
+        (
+            "own time",
+            f"{short_duration(standing.own_s)}, {standing.ratio:.2f} times that of its peers"
+            if standing
+            else "",
+        ),
+        ("waits", f"{percent(row.share)} of its time in collectives" if row.share is not None else ""),
+        ("last sign", f"{short_duration(seen.quiet_s)} ago"),
+        ("memory", size(seen.memory)),
+        (
+            "gpu",
+            f"{_gpu_text(row)} busy, {size(_gpu_memory(row))} of {size(seen.gpu.memory_total)}"
+            if seen.gpu
+            else "",
+        ),
+        *((_printable(each.name), f"{_printable(each.value)} (step {each.step})") for each in seen.logged),
+    ]
+    lines = [f"rank {seen.rank}", *(f"{name:<12}{_printable(words)}" for name, words in facts if words)]
+    body = [*summary(view.rows, replace(view.head, problems=()))[:2], "", *lines][: height - 1]
+    return [
+        *(line[:width] for line in body),
+        *[""] * (height - 1 - len(body)),
+        (view.note or _HELP_ONE)[:width],
+    ]
 
 
 def _upper(view: View, height: int) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.stack_text import is_local_work, without_doubt
+from launcher.health.stack_text import is_local_work, without_doubt, without_ours
 from launcher.health.stall_detection import (
     Signs,
     Watch,
@@ -292,3 +292,37 @@ def test_a_doubt_is_lifted_by_the_stack_and_by_nothing_else() -> None:
     assert without_doubt(cause, own.replace("/me/", "/x/torch/")) == cause
     two = replace(cause, doubt=Doubt.CULPRIT, suspects=(0, 1))
     assert without_doubt(two, own) == two
+
+
+WITH_OURS = """Main thread (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 4 in barrier
+  File "/app/ddp/telemetry/torch_marks.py", line 9 in marked
+  File "/home/me/ddp/train.py", line 6 in <module>
+
+Thread 12 (most recent call first):
+  File "/app/ddp/telemetry/guard.py", line 386 in _run
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 13 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 14 (most recent call first):
+  File "/home/me/ddp/train.py", line 3 in work
+  File "/app/ddp/telemetry/observing.py", line 81 in guarded
+
+thread 11 (python): S, in futex_wait
+    [<0>] futex_wait+0x67/0x120
+thread 12 (python): S, in poll
+    [<0>] do_sys_poll+0x1/0x2
+thread 14 (python): R"""
+
+
+def test_for_people_the_stacks_are_those_of_the_script() -> None:
+    """Our threads are left out, also of the kernel's list, and our frames between those of others."""
+    left_out = ("torch_marks", "guard.py", "Thread 12", "thread 12", "do_sys_poll", "observing")
+    shown = without_ours(WITH_OURS)
+    assert [words for words in left_out if words in shown] == []
+    kept = [line for line in WITH_OURS.splitlines() if not any(words in line for words in left_out)]
+    kept.remove('  File "/usr/lib/python3.11/threading.py", line 982 in run')
+    assert shown.splitlines() == [line for n, line in enumerate(kept) if line or kept[n - 1]]
+    assert without_ours("the process has ended") == "the process has ended"

@@ -165,24 +165,42 @@ def test_problems_are_shown_and_never_push_the_table_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "first"),
+    ("keys", "at", "first"),
     [
-        (b"\x1b[B\x1b[B", 2),
-        (b"jjk", 1),
-        (b"\x1b[6~", 20),
-        (b"G", 1004),
-        (b"Gg", 0),
-        (b"\x1b[A", 0),
-        (b"jjr", 0),
+        (b"\x1b[B\x1b[B", 2, 0),
+        (b"jjk", 1, 0),
+        (b"\x1b[6~", 20, 1),
+        (b"G", 1023, 1004),
+        (b"Gg", 0, 0),
+        (b"\x1b[A", 0, 0),
+        (b"jjr", 0, 0),
     ],
 )
-def test_keys_scroll_within_the_table(keys: bytes, first: int) -> None:
+def test_keys_select_a_rank_and_the_table_follows(keys: bytes, at: int, first: int) -> None:
     view = View(HEAD, rows(1024))
     for key in keys_in(keys):
         view = pressed(view, key, 24)
-    assert view.top == first
-    shown = screen(view, 80, 24)
+    assert view.at == at
+    shown = screen(view, 80, 24, color=True)
     assert f"ranks {first + 1}-{first + 20} of 1,024" in shown[-1]
+    assert [n for n, line in enumerate(shown) if line.startswith("\x1b[7m")][1:] == [3 + at - first]
+
+
+def test_enter_shows_one_rank_which_stays_when_the_order_changes() -> None:
+    view = View(HEAD, rows(8))
+    for key in keys_in(b"jj\r"):
+        view = pressed(view, key, 24)
+    shown = screen(replace(view, sorting=Sorting("rank", True)), 80, 24)
+    assert "rank 2" in shown
+    assert len(shown) == 24
+    assert any(line.startswith("own time") for line in shown)
+    view = pressed(view, "down", 24)
+    assert "rank 3" in screen(view, 80, 24)
+    gone = replace(view, rows=view.rows[:2])
+    assert any(line.startswith("RANK") for line in screen(gone, 80, 24))
+    for key in keys_in(b"\x1b"):
+        view = pressed(view, key, 24)
+    assert any(line.startswith("RANK") for line in screen(view, 80, 24))
 
 
 def test_keys_sort_pause_and_quit_and_others_do_nothing() -> None:

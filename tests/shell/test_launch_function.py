@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import io
+import linecache
 import os
 import signal
 import subprocess
@@ -67,6 +68,19 @@ def test_a_failed_job_is_an_exception_with_the_traceback_of_the_rank(tmp_path: P
     assert Path(error.log_dir).is_dir()
     assert error.failure["first_cause"]["code"] == Code.RANK_EXCEPTION
     assert calls_left(tmp_path) == []
+
+
+def test_a_traceback_shows_the_lines_of_a_cell_of_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code has no file; as IPython does, the calling process keeps its lines."""
+    name, text = "<cell-3>", 'def of_a_cell():\n    raise ValueError("seen")\n'
+    monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+    space = {"__name__": "__main__"}
+    exec(compile(text, name, "exec"), space)
+    with pytest.raises(ddp.LaunchError) as caught:
+        ddp.launch(space["of_a_cell"], warm_start=False, nproc=1)
+    assert '    raise ValueError("seen")\n' in caught.value.traceback
 
 
 def test_ranks_are_restarted_as_in_any_job(tmp_path: Path) -> None:
