@@ -144,7 +144,10 @@ _HINTS = (
         "expected to have finished reduction",
         "if some parameters got no gradient, set find_unused_parameters=True",
     ),
-    ("bad file descriptor", "a descriptor of a library is closed: os.closerange in the script does this"),
+    (
+        "bad file descriptor",
+        "a descriptor that a library uses is closed: look for os.close or os.closerange in the script",
+    ),
     ("too many open files", "raise the limit of open files, for example with ulimit -n 65536"),
     (
         "invalid device ordinal",
@@ -376,7 +379,6 @@ TABLE: tuple[Symptom, ...] = (
     Symptom(
         (
             "creating shared memory segment",
-            "no space left on device",
             "shm_open",
             "failed to extend /dev/shm",
             "posix_fallocate failed",
@@ -384,6 +386,12 @@ TABLE: tuple[Symptom, ...] = (
         Class.OUT_OF_MEMORY,
         SuggestedAction.RESTART,
         "/dev/shm is too small: use docker run --shm-size=8g (or --ipc=host)",
+    ),
+    Symptom(
+        ("no space left on device",),
+        Class.OUT_OF_MEMORY,
+        SuggestedAction.RESTART,
+        "/dev/shm or a disk is full: df -h shows which one (docker: --shm-size=8g, or --ipc=host)",
     ),
     Symptom(
         ("ibv_reg_mr", "fi_mr_reg"),
@@ -396,7 +404,7 @@ TABLE: tuple[Symptom, ...] = (
         ("fallen off the bus", "rminitadapter failed", "nv_err_reset_required"),
         Class.HARDWARE,
         SuggestedAction.EXCLUDE,
-        f"the GPU no longer responds on the PCIe bus: {_DMESG}",
+        f"the driver has lost the GPU or cannot start it: {_DMESG}",
     ),
     Symptom(
         ("nvlink", "nvswitch", "fabric manager", "system not yet initialized"),
@@ -408,13 +416,13 @@ TABLE: tuple[Symptom, ...] = (
         ("uncorrectable", "ecc error", "row remap"),
         Class.HARDWARE,
         SuggestedAction.EXCLUDE,
-        f"the GPU is failing: {_DMESG}",
+        f"the GPU reports errors of its memory: {_DMESG}",
     ),
     Symptom(
         ("launch timed out and was terminated",),
         Class.HARDWARE,
         SuggestedAction.EXCLUDE,
-        "a faulty CUDA kernel or a failing GPU: look for Xid errors in dmesg on that node",
+        "the driver has ended a CUDA kernel: look for Xid errors in dmesg on that node, which say more",
     ),
     Symptom(
         (
@@ -446,14 +454,14 @@ TABLE: tuple[Symptom, ...] = (
         ("watchdog caught collective operation timeout", "timed out in blocking wait"),
         Class.CONSEQUENCE,
         SuggestedAction.RESTART,
-        "a rank is missing, or the network is down: see the flight recorder dumps in the log directory",
+        "a rank did not take part in time, or the network is down: see the flight recorder dumps in the log directory",
     ),
     # --- the network
     Symptom(
         ("with status=12", "with error 12,", "retry_exc", "transport retry counter exceeded"),
         Class.NETWORK,
         SuggestedAction.RESTART,
-        "a peer stopped answering over InfiniBand/RoCE: check its port, cable and switch (ibstat, perfquery)",
+        "no answer from a peer over InfiniBand/RoCE: check its port, cable and switch (ibstat, perfquery)",
         between=True,
     ),
     Symptom(
@@ -487,8 +495,8 @@ TABLE: tuple[Symptom, ...] = (
         ("net/ofi request", "fi_cq_readerr"),
         Class.NETWORK,
         SuggestedAction.RESTART,
-        "EFA/libfabric lost a peer: run fi_info -p efa on both nodes; the AWS security group must allow all traffic "
-        "from and to itself",
+        "EFA/libfabric reports an error of a connection: run fi_info -p efa on both nodes; the AWS security group must "
+        "allow all traffic from and to itself",
         between=True,
     ),
     Symptom(
