@@ -1,4 +1,4 @@
-"""The list of differences that docs/fresh-interpreter.md gives, and what differs beyond it."""
+"""The list of differences in differences.txt, and what differs beyond it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs import flat
 if TYPE_CHECKING:
     from jobs import Seen
 
-PAGE = Path(__file__).parents[2] / "docs" / "fresh-interpreter.md"
+PAGE = Path(__file__).with_name("differences.txt")
 WAYS = ("cold", "warm", "restart", "pool")
 MOMENTS = ("begin", "torch", "step")
 _ABSENT = "-"

@@ -1,4 +1,4 @@
-"""A rank finds its interpreter as it is under torchrun, or as docs/fresh-interpreter.md says that it differs."""
+"""A rank finds its interpreter as it is under torchrun, or as differences.txt says that it differs."""
 
 from __future__ import annotations
 
