@@ -45,13 +45,14 @@ def newest(folder: Path) -> Path:
 # --- torch reads ours --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly(instead=("::test_an_archive_is_what_torch_and_zip_read", "elastic/test_shares.py"))
 @pytest.mark.parametrize(
     ("model", "nproc", "readers"),
     [
-        ("fsdp2", 3, ("fsdp2:2",)),
-        pytest.param("torch", 2, ("ddp:2", "fsdp2:2"), marks=pytest.mark.nightly),
-        pytest.param("fsdp2", 2, ("ddp:2", "hsdp:4"), marks=pytest.mark.nightly),
-        pytest.param("hsdp", 4, ("ddp:1", "fsdp2:3", "hsdp:2"), marks=pytest.mark.nightly),
+        ("fsdp2", 3, ("ddp:1", "fsdp2:2")),
+        ("torch", 2, ("ddp:2", "fsdp2:2")),
+        ("fsdp2", 2, ("ddp:2", "hsdp:4")),
+        ("hsdp", 4, ("ddp:1", "fsdp2:3", "hsdp:2")),
     ],
 )
 def test_torch_alone_reads_a_commit_into_other_worlds_and_shardings(

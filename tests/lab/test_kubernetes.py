@@ -34,25 +34,12 @@ def two_pods(lab: Build, folder: Path, *words: str) -> tuple[Lab, Pods]:
     return made, job
 
 
-@pytest.mark.nightly(instead="::test_a_pod_that_is_evicted_leaves_in_good_order_and_its_successor_takes_over")
-def test_a_pod_is_replaced_under_its_index_with_a_new_address(
-    lab: Build, tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    made, job = two_pods(lab, tmp_path)
-    assert [job.ranks()[rank].host for rank in (0, 1)] == ["train-0", "train-1"]
-    job.await_steps()
-    first, second = made.hosts
-    made.power_off(second)
-    made.power_on(second, number=77)
-    (back,) = job.start(second)
-    ranks = job.await_world(2, after=1)
-    assert [ranks[rank].host for rank in (0, 1)] == ["train-0", "train-1"]
-    assert job.finish(job.agents[0], back) == [0, 0], job
-    job.assert_curve(undisturbed)
-    assert not first.leftovers()
-    job.assert_nothing_left()
-
-
+@pytest.mark.nightly(
+    instead=(
+        "deploy/test_manifests.py",
+        "lab/test_lab_scenarios.py::test_the_node_of_rank_0_and_the_store_is_powered_off",
+    )
+)
 def test_a_pod_that_is_evicted_leaves_in_good_order_and_its_successor_takes_over(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

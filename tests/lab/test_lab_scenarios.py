@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Build = Callable[..., Lab]
 
 NIGHTLY = pytest.mark.nightly(
-    instead=("::test_a_link_is_cut_for_long", "::test_the_node_of_rank_0_and_the_store_is_powered_off")
+    instead=("::test_the_node_of_rank_0_and_the_store_is_powered_off", "shell/test_node_trouble.py")
 )
 
 HEALED = (
@@ -38,7 +38,8 @@ HEALED = (
 # --- links ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("for_s", [5.0, pytest.param(60.0, marks=pytest.mark.nightly)])
+@NIGHTLY
+@pytest.mark.parametrize("for_s", [5.0, 60.0])
 def test_a_link_is_cut_for_long(lab: Build, tmp_path: Path, undisturbed: Undisturbed, for_s: float) -> None:
     """The node is given up, and is part of the job again as soon as it can be."""
     made = lab(2, "service")

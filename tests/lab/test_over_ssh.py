@@ -165,6 +165,7 @@ def test_the_death_of_the_command_stops_all_hosts(cluster: Cluster) -> None:
     eventually(lambda: not cluster.agents(), LONG_S, "no agent outlives the command that started it")
 
 
+@NIGHTLY
 def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Cluster) -> None:
     cluster.lab.power_off(cluster.nodes[1])
     config = cluster.folder / "ssh_config"  # of which the first word on something counts
@@ -187,6 +188,7 @@ def test_a_hostfile_and_a_world_smaller_than_its_hosts(cluster: Cluster) -> None
     assert "rank 1 of 2" in cluster.out
 
 
+@NIGHTLY
 def test_a_host_without_the_command_is_named(cluster: Cluster) -> None:
     (cluster.folder / "ssh").write_text('echo "env: ddp-launch: No such file or directory" >&2; exit 127\n')
     command = cluster.launch("--ssh", f"sh {cluster.folder}/ssh", "train.py", hosts="node0")

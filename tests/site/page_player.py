@@ -108,7 +108,7 @@ def environment(folder: Path) -> dict[str, str]:
     path = f"{bins}:{Path(sys.executable).parent}:{env['PATH']}"
     runtime = tempfile.mkdtemp(prefix="run-")  # short: sockets are made in it
     own = {"PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": runtime}
-    return env | own | {"HOME": str(folder)}
+    return env | own | {"HOME": str(folder), "DDP_LAUNCH_HISTORY_DIR": str(folder / "history")}
 
 
 def machines(found: list[Block]) -> list[str]:

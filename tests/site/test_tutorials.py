@@ -17,7 +17,9 @@ NIGHTLY = (
     "diloco",
     "elastic-training",
     "find-a-slow-rank",
+    "first-job",
     "fsdp2-and-hsdp",
+    "two-machines",
 )  # each takes tens of seconds
 
 
