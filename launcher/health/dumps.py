@@ -22,6 +22,7 @@ from launcher.health.flight_recorder import (
     Dump,
     NotADump,
     dump_of,
+    ranks_behind,
     with_members,
     with_own_members,
     with_recorded,
@@ -152,7 +153,13 @@ def compared(dumps: Collection[Dump]) -> list[str]:
         (entry.at_ns for dump in known for group in dump.groups for entry in group.entries), default=0
     )
     reports = with_recorded(tuple(RankReport(dump.rank) for dump in known), known, now_ns)
-    return of_recorders({report.rank: report for report in reports})
+    behind = ranks_behind(known)
+    others = of_recorders({report.rank: report for report in reports})
+    named = tuple(f"rank {rank}: " for rank in behind)
+    return [
+        *(f"rank {rank} {reason}" for rank, reason in behind.items()),
+        *(line for line in others if not line.startswith(named) or not named),
+    ]
 
 
 def _rank_of(folder: str) -> int | None:

@@ -17,7 +17,7 @@ from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS
 from rendezvous.values.rank_view import Collective, GroupView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from rendezvous.values.rank_report import RankReport
 
@@ -152,6 +152,39 @@ def with_own_members(dump: Dump) -> Dump:
     """Take the group members from the recorder, where no guard reports them."""
     groups = ((group.name, (len(group.members), ",".join(map(str, group.members)))) for group in dump.groups)
     return with_members(dump, dict(groups))
+
+
+# --- dumps of pending calls only -------------------------------------------------------------------
+#
+# torch can leave finished calls out of a dump. Then nothing tells how far a rank came in a group, except the oldest
+# call that it still waits in. If other members wait in later calls only, they have finished this one. All members take
+# part in it, so the rank has entered it, too: its GPU, or a link of it, has not finished what theirs have. In a
+# broadcast and its like, a rank may finish while others have not begun, so these show nothing. If most members are
+# behind, no single rank is the reason.
+
+_FINISH_ALONE = ("broadcast", "reduce", "gather", "scatter")
+
+
+def ranks_behind(dumps: Collection[Dump]) -> dict[int, str]:
+    """Return what is known of each rank that has not finished a call which most others have finished."""
+    oldest: dict[str, dict[int, RecordedCall]] = {}
+    for dump in dumps:
+        for group in dump.groups:
+            if any(entry.done for entry in group.entries):
+                return {}
+            oldest.setdefault(group.name, {})[dump.rank] = group.entries[0]
+    found: dict[int, str] = {}
+    for name, calls in oldest.items():
+        for rank, call in calls.items():
+            ahead = [other for other in calls if calls[other].sequence > call.sequence]
+            if call.op not in _FINISH_ALONE and len(ahead) * 2 >= len(calls):
+                others = ", ".join(map(str, sorted(ahead)))
+                found.setdefault(
+                    rank,
+                    f"has not finished {call.op} #{call.sequence} of group {name}, which others ({others}) have: check "
+                    "its GPU and its links",
+                )
+    return dict(sorted(found.items()))
 
 
 # --- what the service gets of it -------------------------------------------------------------------

@@ -594,7 +594,7 @@ def of_recorders(reports: Mapping[int, RankReport]) -> list[str]:
         if not absent
     ]
     unread = [rank for rank in waits.roots() if rank not in own]
-    return [*missing, *complete, *([f"no dump of {words.ranks(unread)}"] if unread else [])]
+    return [*(missing or complete), *([f"no dump of {words.ranks(unread)}"] if unread else [])]
 
 
 # --- post-mortem: the cause of a failed generation, from the last reports of its ranks --------------

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.health.dumps import compared, compared_folder, parsed
-from launcher.health.flight_recorder import NotADump, dump_of
+from launcher.health.flight_recorder import Dump, NotADump, dump_of
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -154,3 +155,77 @@ def test_a_folder_of_many_nodes_is_read_as_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher.health.dumps", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert said == f"dumps of 3 ranks:\n{findings[0]}\n"
+
+
+# --- dumps of pending calls only -----------------------------------------------------------------------
+#
+# As torch writes them without finished calls. Each group counts its own calls.
+
+GROUPS = {"0": (0, 1, 2, 3, 4, 5, 6, 7), "1": (0, 1, 2, 3), "2": (4, 5, 6, 7), "3": (0, 4), "4": (3, 7)}
+OPS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all")
+
+
+class Played:
+    """Eight ranks call what a seed says. One stops to enter calls, or its GPU no longer finishes what it enters.
+
+    A GPU works in the order of the calls. One that hangs may still do its part in some calls, which others finish.
+    """
+
+    def __init__(self, seed: int) -> None:
+        chance = random.Random(seed)
+        self.culprit, self.is_gpu = chance.randrange(8), chance.random() < 0.5
+        self._parts_left = chance.randrange(1, 6) if self.is_gpu else 0
+        plan = [(chance.choice(list(GROUPS)), chance.choice(OPS)) for _ in range(60)]
+        self._waits = {rank: False for rank in range(8)}
+        self._count = dict.fromkeys(GROUPS, 0)
+        self._pending: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(8)}
+        for at, (group, op) in enumerate(plan):
+            self._call(group, op, is_failing=at >= 20)
+
+    def _call(self, group: str, op: str, is_failing: bool) -> None:
+        self._count[group] += 1
+        members = GROUPS[group]
+        fails = is_failing and self.culprit in members
+        does_its_part = fails and self._parts_left > 0
+        finishes = not any(self._waits[rank] for rank in members if rank != self.culprit)
+        finishes = finishes and (does_its_part or not fails)
+        self._parts_left -= does_its_part and finishes
+        for rank in members:
+            if finishes and not (fails and rank == self.culprit):
+                continue
+            if rank != self.culprit:
+                self._waits[rank] = True
+            elif fails and not self.is_gpu:
+                continue
+            names = {"process_group": (group, f"g{group}"), "input_sizes": [[8]]}
+            self._pending[rank].append(entry(self._count[group], f"nccl:{op}", **names))
+
+    def dumps(self) -> list[Dump]:
+        config = {name: {"name": name, "desc": "", "ranks": str(list(of))} for name, of in GROUPS.items()}
+        whole = {"version": "2.10", "pg_config": config}
+        return [dump_of(rank, {**whole, "entries": self._pending[rank]}) for rank in range(8)]
+
+
+def named(lines: list[str]) -> set[int]:
+    return {
+        int(found[1]) for line in lines if (found := re.match(r"rank (\d+)(?::| has not finished)", line))
+    }
+
+
+def test_a_rank_is_behind_if_others_have_finished_its_oldest_call() -> None:
+    first = [dump_of(rank, plain(entry(4 if rank == 1 else 7), ranks="[0, 1, 2]")) for rank in range(3)]
+    assert compared(first)[0].startswith(
+        "rank 1 has not finished all_reduce #4 of group 0, which others (0, 2) have"
+    )
+    most = [dump_of(rank, plain(entry(7 if rank == 1 else 4), ranks="[0, 1, 2]")) for rank in range(3)]
+    assert not any("has not finished" in line for line in compared(most))
+    alone = [dump_of(rank, plain(entry(4 if rank == 1 else 7, "nccl:broadcast"))) for rank in range(3)]
+    assert not any("has not finished" in line for line in compared(alone))
+    whole = [dump_of(rank, plain(DONE, entry(4 if rank == 1 else 7))) for rank in range(3)]
+    assert not any("has not finished" in line for line in compared(whole))
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_of_pending_calls_alone_the_culprit_is_named_and_no_other_rank(is_gpu: bool) -> None:
+    jobs = [job for job in map(Played, range(200)) if job.is_gpu is is_gpu]
+    assert [named(compared(job.dumps())) for job in jobs] == [{job.culprit} for job in jobs]

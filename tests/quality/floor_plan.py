@@ -167,6 +167,7 @@ WINGS_NEED = {
         "mpi4py torch",
     ),
     "torchrun": needs("rendezvous.client rendezvous.values", "torch"),
+    "departures": needs("rendezvous.values.error_codes rendezvous.values.late_dataclass"),
     "callers": needs("launcher.cli launcher.settings.arguments rendezvous.values.error_codes", "torch"),
     "replay": needs(
         "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay rendezvous.rounds.admission "
@@ -396,6 +397,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "launcher.failure.symptoms": "with its importer it would have more lines than a file may have",
     "launcher.output.rank_display": "with its importer it would have more lines than a file may have",
     "launcher.template.store": "it imports torch, which the loop does not",
+    "ddp_launch_wings.departures.notices": "pure but for the parsers of dates, and tested by itself",
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
     "launcher.health.dumps": "people run it: `python -m launcher.health.dumps`, in docs/communication-errors.md",
     "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
