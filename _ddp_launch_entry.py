@@ -166,6 +166,7 @@ COMMIT_SHIELD = "ddp_launch.commit_shield"  # of `ddp.elastic.State`, in ranks
 HEALTH_SOURCE = "ddp_launch.health_source"  # `--health-source`
 NODE_COMPARISON = "ddp_launch.node_comparison"  # `--preflight full` of several nodes, and doctor
 FLEET = "ddp_launch.fleet"  # `--hosts`
+COMPLETION = "ddp_launch.completion"  # scripts for shells
 EVENT_SINK = "ddp_launch.event_sink"  # of the agent
 BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
 LIBRARY = "ddp_launch.library"  # names of the package ddp, in ranks

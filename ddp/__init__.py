@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ddp.launching.api import launch
     from ddp.launching.errors import LaunchError
     from ddp.reducer.module import DistributedDataParallel
-    from ddp.sharding.sharded_optimizer import ShardedOptimizer
     from ddp.telemetry.comm_error import CommError
     from ddp.telemetry.sections import section, status
     from ddp.telemetry.values import log
@@ -59,7 +58,6 @@ _FROM = {
     "InitError": "ddp.groups.rank_info",
     "LaunchError": "ddp.launching.errors",
     "Place": "ddp.groups.process_group",
-    "ShardedOptimizer": "ddp.sharding.sharded_optimizer",
     "init": "ddp.groups.process_group",
     "launch": "ddp.launching.api",
     "on_failure": "ddp.last_step",
@@ -69,7 +67,7 @@ _FROM = {
     "shutdown": "ddp.groups.process_group",
     "status": "ddp.telemetry.sections",
 }
-_OF_WINGS = {"NumericsError", "check_numerics", "trace"}
+_OF_WINGS = {"NumericsError", "ShardedOptimizer", "check_numerics", "trace"}
 
 
 def __getattr__(name: str) -> Any:

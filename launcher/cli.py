@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.ssh_control import SshControl
 
 # Only as the first word; a program of that name is ./doctor.
-_DOCTOR, _DOCS, _WARM, _COMPLETION = "doctor", "docs", "warm", "completion"
+_DOCTOR, _DOCS, _WARM = "doctor", "docs", "warm"
 
 
 class Command(Protocol):
@@ -48,10 +48,6 @@ def main(argv: list[str] | None = None) -> int:
             return _show(_manual(tuple(words[1:])))
         if words[:1] == [_WARM]:
             return _run_warm(words[1:], os.environ)
-        if words[:1] == [_COMPLETION]:
-            from launcher import option_completion
-
-            return _show(option_completion.text(tuple(words[1:])))
         if command := _command_of_a_wing(words):
             return _show(command(words[1:], os.environ, partial(_print_message, words[0])))
         is_doctor = words[:1] == [_DOCTOR]
@@ -59,9 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         if line.wants("help") or line.wants("version"):
             return _show(_help(line.words) if line.wants("help") else _version())
         if line.wants("print_completion"):
-            from launcher import option_completion
-
-            return _show(option_completion.text((line.options["print_completion"].text,)))
+            shell = [line.options["print_completion"].text]
+            return _show(
+                doors.find(doors.COMMAND, "completion")(shell, os.environ, partial(_print_message, "note"))
+            )
         _check_system()
         if is_doctor:
             return _run_doctor(line, os.environ)

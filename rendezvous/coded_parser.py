@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rendezvous.values.error_codes import Code, with_code
 
@@ -19,9 +19,17 @@ _KINDS = (
 )
 
 
+SHELLS = ("bash", "zsh", "fish", "tcsh")  # for which a wing makes scripts
+
+
 class CodedParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(with_code(message, code_of(message)))
+
+
+def add_completion(commands: Any) -> None:
+    command = commands.add_parser("completion", help="print a script for your shell that completes commands")
+    command.add_argument("shell", choices=SHELLS)
 
 
 def code_of(message: str) -> Code:

@@ -13,8 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import _ddp_launch_entry as doors
-from rendezvous.coded_parser import CodedParser
-from rendezvous.completion import SHELLS, of_parser, script
+from rendezvous.coded_parser import CodedParser, add_completion
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
 from rendezvous.values.durations import seconds_in
@@ -58,11 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "key":
                 return _add_key(arguments.file)
             case "completion":
-                sys.stdout.write(script(of_parser(parser), arguments.shell) + "\n")
+                made = doors.find(doors.COMPLETION, "argparse")(parser, arguments.shell)
+                sys.stdout.write(f"{made}\n")
                 return 0
             case command:
                 raise AssertionError(f"internal error: command {command} is not implemented")
-    except (ValueError, OSError) as error:  # every `...Unusable` is a ValueError with a message for the user
+    except (
+        ValueError,
+        OSError,
+        doors.WingMissing,
+    ) as error:  # with a message for the user
         _print_error(error)
         return _USAGE
 
@@ -94,10 +98,7 @@ def command_line() -> argparse.ArgumentParser:
         help="create the shared secret of a job whose agents run the rendezvous; without FILE, print it",
     )
     secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
-    completion = commands.add_parser(
-        "completion", help="print a script for your shell that completes commands"
-    )
-    completion.add_argument("shell", choices=SHELLS)
+    add_completion(commands)
     return parser
 
 

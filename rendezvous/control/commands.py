@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import _ddp_launch_entry as doors
-from rendezvous.coded_parser import CodedParser
-from rendezvous.completion import SHELLS
+from rendezvous.coded_parser import CodedParser, add_completion
 from rendezvous.control.formats import add_output
 from rendezvous.control.top_table import COLUMNS
 from rendezvous.values.durations import seconds_in
@@ -167,8 +166,7 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
     _add_checkpoint(added[Command.CHECKPOINT])
     _add_profile(added[Command.PROFILE])
     _add_reload(added[Command.RELOAD])
-    completion = commands.add_parser(COMPLETION, help="print a script for your shell that completes commands")
-    completion.add_argument("shell", choices=SHELLS)
+    add_completion(commands)
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
     explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
     _add_wings(commands, words)

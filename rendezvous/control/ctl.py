@@ -7,8 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from _ddp_launch_entry import WingMissing
-from rendezvous.completion import of_parser, script
+import _ddp_launch_entry as doors
 from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
@@ -35,14 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = arguments.carry_out(arguments)
             return code
         if arguments.command == COMPLETION:
-            write(script(of_parser(parser(), _JOBS), arguments.shell))
+            write(doors.find(doors.COMPLETION, "argparse")(parser(), arguments.shell, _JOBS))
             return 0
         if arguments.command == EXPLAIN:
             return _explain_code(arguments.code)
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
-    except WingMissing as error:
+    except doors.WingMissing as error:
         return _failed(str(error), _USAGE, Code.PACKAGE_MISSING)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports an error at exit

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from ddp import elastic
-from ddp.elastic import __main__ as command
-from ddp.elastic.files import inspection, manifest, part_file
+from ddp.elastic.files import manifest, part_file
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.images import image
+from ddp_launch_wings.inspection import elastic_command as command
+from ddp_launch_wings.inspection import saved_commits as inspection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

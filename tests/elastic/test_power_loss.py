@@ -20,9 +20,9 @@ import torch
 from disk import journal
 
 from ddp import elastic
-from ddp.elastic.files import inspection
 from ddp.elastic.files.folders import LocalFolder, open_folder
 from ddp.elastic.images import kept_images
+from ddp_launch_wings.inspection import saved_commits as inspection
 
 if TYPE_CHECKING:
     import mmap

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 _LIKE_TORCH = "tests/contract/ddp_like_torch/test_like_torch.py::test_the_two_cannot_be_told_apart"
 _OVER_BACKENDS = "tests/ddp_backends/test_training_over_them.py"
-_SHARDS = "tests/ddp_sharding/test_sharded_optimizer.py"
+_SHARDS = "tests/wings/sharding/test_sharded_optimizer.py"
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,12 @@ CORE = {
         ),
     },
     "ddp": {
-        *"groups reducer sharding telemetry".split(),
+        *"groups reducer telemetry".split(),
         *within("launching", "command_line errors"),
         *within("elastic", "commits images sample_order seeds"),
         *within("elastic.images", "spans"),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model plan"),
-        *within("sharding", "shards"),
         *within("telemetry", "coded contracts torch_names"),
     },
     WINGS: {
@@ -89,6 +88,8 @@ CORE = {
         ),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         "health_sources.findings",
+        "sharding",
+        "sharding.shards",
         "hosts.command_lines",
         "links.link_plan",
         "logical.logical_ranks",
@@ -107,9 +108,12 @@ CORE_AND_SHELL = (
         "answers failure health joining machine notify output preflight ranks settings warm_pool",
     )
     | within("rendezvous", "access client control diagnosing replay rounds service values")
-    | within("ddp", "elastic groups launching reducer sharding telemetry")
+    | within("ddp", "elastic groups launching reducer telemetry")
     | within("ddp.elastic", "images")
-    | within(WINGS, "diagnostics health_sources hosts links logical otlp plan redundancy replay submit web")
+    | within(
+        WINGS,
+        "diagnostics health_sources hosts links logical otlp plan redundancy replay sharding submit web",
+    )
 )
 
 
@@ -142,6 +146,13 @@ WINGS_NEED = {
         "ddp.groups.core_loading ddp.groups.ring ddp.groups.segment ddp.telemetry.coded ddp.telemetry.contracts",
         "torch",
     ),
+    "completion": needs(
+        "launcher.manual launcher.settings rendezvous.coded_parser rendezvous.values.error_codes"
+    ),
+    "inspection": needs(
+        "ddp.elastic.commits ddp.elastic.files ddp.elastic.images.image ddp.telemetry.coded", "torch"
+    ),
+    "sharding": needs("ddp.comm_hooks.plain ddp.groups.single_tensor ddp.reducer ddp.telemetry", "torch"),
     "diagnostics": needs("ddp.reducer ddp.telemetry", "torch"),
     "health_sources": needs("launcher.machine.xids launcher.sources rendezvous.values.late_dataclass"),
     "hosts": needs(
@@ -221,10 +232,8 @@ ROOMS = {
         ),
         "about": {"preflight", "template"},
         "manual": {"settings"},
-        "option_completion": {"manual", "settings"},
         "cli": {
             "about",
-            "option_completion",
             "ending_file",
             "machine",
             "manual",
@@ -241,7 +250,6 @@ ROOMS = {
         "metrics": set(),
         "signals": set(),
         "coded_parser": {"values"},
-        "completion": set(),
         "grpc_io": set(),
         "session_replay": {"values"},
         "diagnosing": {"values"},
@@ -259,9 +267,9 @@ ROOMS = {
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "replay", "service", "store"},
-        "main": set("access coded_parser completion grpc_io replay service signals store values".split()),
+        "main": set("access coded_parser grpc_io replay service signals store values".split()),
         "control": set(
-            "client coded_parser codec completion diagnosing grpc_io local local_calls replay service values".split()
+            "client coded_parser codec diagnosing grpc_io local local_calls replay service values".split()
         ),
     },
     "ddp": {
@@ -270,7 +278,6 @@ ROOMS = {
         "groups": {"telemetry"},
         "reducer": {"groups", "telemetry"},
         "comm_hooks": {"reducer", "groups", "telemetry"},
-        "sharding": {"reducer", "groups", "comm_hooks", "telemetry"},
         "elastic": {"comm_hooks", "reducer", "groups", "telemetry"},
         "last_step": {"elastic", "telemetry"},
         "averaging": {"reducer", "groups", "telemetry"},
@@ -295,7 +302,7 @@ ROOMS = {
         "state": set(
             "commits contents files generators images keeper own request resume sampler survivor team".split()
         ),
-        "__main__": {"files"},
+        "__main__": set(),
     },
 }
 
@@ -313,7 +320,7 @@ ABROAD = {
         f"rendezvous.{name}"
         for name in (
             *_VALUES,
-            *"client codec completion embedded hosted local signals".split(),
+            *"client codec embedded hosted local signals".split(),
             *(
                 "access.client_options",
                 "diagnosing.diagnosis",
@@ -394,6 +401,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.local_calls": "an agent loads it for ddpctl, without the packages of the page",
     "ddp_launch_wings.etcd.owner": "with its importer it would have more lines than a file may have",
     "ddp_launch_wings.web.feed": "with its importer it would have more lines than a file may have",
+    "ddp_launch_wings.completion.scripts": "ddpctl and ddp-rendezvous load it without the options of ddp-launch",
     "launcher.failure.symptoms": "with its importer it would have more lines than a file may have",
     "launcher.output.rank_display": "with its importer it would have more lines than a file may have",
     "launcher.template.store": "it imports torch, which the loop does not",

@@ -24,7 +24,6 @@ RUN_AT_IMPORT = {
     "launcher.template.plain_zygote",
     "launcher.template.hook.sitecustomize",
 }
-RUN_AT_IMPORT |= {"ddp.elastic.__main__"}
 COMMANDS = ("ddp_launch", "ddpctl", "ddp_rendezvous")
 _S = 120
 # An editable installation finds what is not in the copy.
@@ -62,6 +61,12 @@ ASKED = {
             "ddp_launch", "--preflight", "full", "--nnodes", "2", "--rendezvous", "127.0.0.1:9", "train.py"
         )
     ),
+    "completion": Asked(command("ddpctl", "completion", "bash")),
+    "inspection": Asked(
+        "import runpy, sys; sys.argv[1:] = ['ls', 'a']; runpy.run_module('ddp.elastic', run_name='__main__')",
+        code="",
+    ),
+    "sharding": Asked("import ddp; ddp.ShardedOptimizer", code=""),
     "logical": Asked("from ddp.elastic import LogicalWorld", code=""),
     "otlp": Asked(
         command("ddp_launch", "--otlp-endpoint", "http://127.0.0.1:9", "--nproc-per-node", "1", "train.py"),

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from ddp import elastic
-from ddp.elastic.files import folders, inspection
+from ddp.elastic.files import folders
+from ddp_launch_wings.inspection import saved_commits as inspection
 
 FOLDER = sys.argv[4]
 IS_REMOTE = "://" in FOLDER

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-SHELLS = ("bash", "zsh", "fish", "tcsh")
 FILES, DIRECTORIES = "files", "directories"
 
 
@@ -50,6 +49,11 @@ def script(program: Program, shell: str) -> str:
 
 
 # --- from argparse ---------------------------------------------------------------------------------------
+
+
+def script_of(parser: argparse.ArgumentParser, shell: str, jobs: str = "") -> str:
+    """The door `ddp_launch.completion`, for commands whose options are those of argparse."""
+    return script(of_parser(parser, jobs), shell)
 
 
 def of_parser(parser: argparse.ArgumentParser, jobs: str = "") -> Program:

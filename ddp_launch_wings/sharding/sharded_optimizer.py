@@ -28,9 +28,9 @@ from ddp.groups.single_tensor import all_gather, reduce_scatter
 from ddp.reducer.bucket_sender import gradient_strides, like_gradient
 from ddp.reducer.module import DistributedDataParallel
 from ddp.reducer.torch_reducer import reducer_of
-from ddp.sharding.shards import shard
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
+from ddp_launch_wings.sharding.shards import shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

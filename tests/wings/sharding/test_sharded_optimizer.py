@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.sharding.shards import shard
+from ddp_launch_wings.sharding.shards import shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.cli import main as ddp_launch
-from rendezvous.completion import SHELLS
+from rendezvous.coded_parser import SHELLS
 from rendezvous.control.ctl import main as ddpctl
 from rendezvous.main import main as ddp_rendezvous
 

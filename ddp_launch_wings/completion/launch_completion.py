@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ddp_launch_wings.completion.scripts import CompletedCommand, Flag, Program, kind_of, script
 from launcher import manual
 from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.usage import COMMANDS
 from launcher.settings.values import printable
-from rendezvous.completion import SHELLS, CompletedCommand, Flag, Program, kind_of, script
+from rendezvous.coded_parser import SHELLS
 from rendezvous.values.error_codes import Code
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-def text(words: tuple[str, ...]) -> str:
+
+def text(words: list[str], _environ: Mapping[str, str], _tell: Callable[[str], None]) -> str:
     if len(words) != 1 or words[0] not in SHELLS:
         given = f", not {' '.join(map(printable, words))}" if words else ""
         raise UsageError(

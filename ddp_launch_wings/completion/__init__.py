@@ -1,0 +1,1 @@
+"""Completion of our commands in bash, zsh, fish and tcsh."""

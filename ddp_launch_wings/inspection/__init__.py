@@ -1,0 +1,1 @@
+"""`python -m ddp.elastic`: look at commits, verify them, and export them."""
