@@ -67,7 +67,10 @@ def unknown_options(text):
     lines = [line for line in text.splitlines() if not re.search(OTHERS_PROGRAMS, line)]
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(lines)))
     known = {spelling for option in OPTIONS for spelling in option.spellings} | options_of_the_service()
-    commands = [*(ROOT / "bench").glob("*.py"), ROOT / "ddp" / "elastic" / "__main__.py"]
+    commands = [
+        *(ROOT / "bench").glob("*.py"),
+        ROOT / "ddp_launch_wings" / "inspection" / "elastic_command.py",
+    ]
     known |= set(re.findall(r'"(--[a-z][a-z-]+)"', "".join(path.read_text() for path in commands)))
     known |= set(doors.names(doors.COMMAND))
     return named - known - {"--epochs", "--checkpoint", "--metrics", "--lr"}
