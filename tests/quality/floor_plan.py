@@ -417,8 +417,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 73_000
-MOST_HOUSE_FILES = 372
+MOST_HOUSE_LINES = 69_600
+MOST_HOUSE_FILES = 352
 MOST_WING_LINES = 17_500
 MOST_WING_FILES = 95
 MOST_SHARED_FILE_NAMES, MOST_SHARED_CLASS_NAMES = 17, 21
