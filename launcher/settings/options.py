@@ -111,7 +111,7 @@ MONITORING = (
         "report",
         values.stragglers,
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
-        "next restart if enough nodes remain. A rank is a straggler if its own time in a phase is 1.5 times the median "
+        "next restart if enough nodes remain. A rank is a straggler if its own time in a phase is 1.4 times the median "
         "of the others in three consecutive windows of 5 s. The time in which it waits for others does not count. Add "
         "factor=NUMBER or window=TIME to change these defaults",
     ),

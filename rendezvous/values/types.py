@@ -135,7 +135,7 @@ class StragglerPolicy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StragglerRule:
     policy: StragglerPolicy = StragglerPolicy.REPORT
-    factor: float = 1.5
+    factor: float = 1.4
     window_s: float = 5.0
 
 

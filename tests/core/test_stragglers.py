@@ -78,6 +78,16 @@ def test_what_does_not_matter_in_a_step_is_not_told() -> None:
     assert not slow_ranks(phase_times, 1.5)
 
 
+def test_half_as_slow_again_is_named_without_an_option() -> None:
+    """As measured: sleeps of 0.3 s and 0.2 s in the script."""
+    phase_times = {
+        rank: replace(USUAL, rank=rank, data_s=0.291 if rank == 2 else 0.195, waiting_s=0.096 * (rank != 2))
+        for rank in range(3)
+    }
+    assert list(slow_ranks(phase_times, RULE.factor)) == [2]
+    assert not slow_ranks(phase_times, 1.5)
+
+
 def test_two_slow_ones_of_five_are_both_named() -> None:
     phase_times = {
         rank: replace(
