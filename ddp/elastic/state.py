@@ -14,19 +14,23 @@ import sys
 import traceback
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from ddp.elastic import commits, generators, own, request, resume
+from ddp.elastic import commits, forgotten, generators, own, request, resume
 from ddp.elastic.contents import Contents, load_foreign
+from ddp.elastic.files import lease
 from ddp.elastic.files.checkpoint import Checkpoint
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.files.writer import CommitError, Writer
+from ddp.elastic.forgotten import FirstLooks
 from ddp.elastic.images import kept_images, leaves
 from ddp.elastic.keeper import CommitShield, Keeper, Signature, asked_shield
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import CarriedRanks, ElasticSampler
+from ddp.elastic.steps_done import StepsDone
 from ddp.elastic.survivor import Live, Survivor, save_live
 from ddp.elastic.team import Team
 from ddp.groups import joining, reform
@@ -38,7 +42,6 @@ from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from torch.distributed import ProcessGroup
 
@@ -267,6 +270,8 @@ class State:
     keep of shards in memory ("copies:1", "code:6+2", "auto" or "none"); default: `ddp-launch --redundancy`, or none.
     `overlap`: copy state on an accelerator to the host while the training goes on, which takes memory of the device.
     `scope`: a name that tells several States of a job apart; a State over a part of the ranks (`group`) needs one.
+    `on_step`: called once for each finished step, on the first rank, with its number and `commit(metrics=...)`.
+    `shares_folder`: another job may use the same folder on disk at the same time.
     """
 
     def __init__(
@@ -281,11 +286,16 @@ class State:
         overlap: bool = True,
         scope: str = "",
         group: ProcessGroup | None = None,
+        on_step: Callable[[int, dict[str, Any]], object] | None = None,
+        shares_folder: bool = False,
         **named: Any,
     ) -> None:
         check_options(every, disk_every, folder, keep)
         check_names(named, State)
         self._contents = Contents(named)
+        self._named = tuple(named.values())
+        self._steps = None if on_step is None else StepsDone(on_step, self._contents.fields, scope)
+        self._looks: FirstLooks | None = FirstLooks()
         if self._contents.own and any(isinstance(value, CarriedRanks) for value in named.values()):
             raise WrongType(
                 f"cannot commit {next(iter(self._contents.own))} together with a LogicalWorld: its state belongs to a "
@@ -298,6 +308,8 @@ class State:
         self._scope = scope
         path = folder if folder is None or not scope else f"{os.fspath(folder)}/{scope}"
         self._folder = None if path is None else open_folder(path)
+        self._leases = self._folder is not None and not self._folder.is_remote and not shares_folder
+        self._lease: lease.FolderLease | None = None
         self._start_from = start_from
         self._redundancy = asked_shield(redundancy, os.environ)
         self._group = group
@@ -388,8 +400,12 @@ class State:
         is_whole = parts == 1 and not self._contents.averagers
         survivor, self._survivor = self._survivor or self._as_survivor(), None
         position = survivor.position(node, is_whole) if survivor is not None else None
-        told = team.gather((position, commits.TeamMember(node, part, parts)))
-        positions, members = tuple(zip(*told, strict=True))
+        sources, problem = forgotten.sources_once(), self._take_lease(team)
+        told = team.gather((position, commits.TeamMember(node, part, parts), sources, problem))
+        positions, members, all_sources, problems = tuple(zip(*told, strict=True))
+        if problem := next(filter(None, problems), ""):
+            raise WrongUse(problem)
+        forgotten.tell_of_sources(team.rank, all_sources)
         save_live(survivor, team, positions)
         role = commits.roles(members, bool(self._contents.averagers))[team.rank]
         local = resume.find_images(team, places, self._folder)
@@ -416,7 +432,19 @@ class State:
             # The other nodes begin to protect this generation now, and not only at its first commit.
             keeper.keep(self._contents.capture(), self._number, to_disk=False)
         self._resumed_in = _generation()
+        if self._steps is not None:
+            self._steps.resumed(team.rank == 0)
         return found
+
+    def _take_lease(self, team: Team) -> str:
+        """Return why this job must not use the folder, or ""."""
+        if not self._leases or team.rank != 0 or self._lease is not None or self._folder is None:
+            return ""
+        try:
+            self._lease = lease.take(Path(self._folder.name), lease.this_process())
+        except WrongUse as error:
+            return str(error.args[0])
+        return ""
 
     def _shield(self, team: Team, node: str, places: list[Path], parts: int) -> CommitShield | None:
         if self._keeper is not None:
@@ -471,18 +499,31 @@ class State:
             own.load(self._contents.own, None if private is None else private.get(leaves.OWN, {}), same_size)
 
     def _restore(self, images: Iterator[image.Image], choice: commits.CommitChoice) -> Resumed:
-        world_size = self._contents.restore(images)
+        try:
+            world_size = self._contents.restore(images)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            if is_communication_error(error):
+                raise
+            place = "the memory of the node" if self._folder is None else self._folder.name
+            raise WrongValue(
+                f"commit {choice.commit.number} of {place} does not fit this State: "
+                f"{error.args[0] if error.args else error!r}. If the model has changed on purpose, begin anew: use "
+                "another folder, or remove the commits there"
+            ) from error
         self._number = choice.commit.number
         return Resumed(self._number, choice.in_memory, world_size)
 
     # --- committing --------------------------------------------------------------------------------
 
-    def commit(self, samples: int | None = None) -> None:
+    def commit(self, samples: int | None = None, metrics: Mapping[str, Any] | None = None) -> None:
         """Commit the state. Call it after each optimizer step.
 
-        `samples`: the number of samples that this rank has trained on since the last commit.
+        `samples`: the number of samples that this rank has trained on since the last commit. `metrics`: what `on_step`
+        gets of this step.
         """
-        _team, keeper = self._resumed()
+        team, keeper = self._resumed()
+        if metrics is not None and self._steps is None:
+            raise WrongType("commit(metrics=...) needs State(on_step=...): the function that gets them")
         if self._samplers and samples is None:
             raise WrongType(
                 "commit() needs samples=... with an ElasticSampler: how many samples this rank trained on since the "
@@ -491,9 +532,17 @@ class State:
         for sampler in self._samplers:
             sampler.advance(samples or 0)
         self._number += 1
+        if self._steps is not None:
+            self._steps.count(metrics)
         self._keep_if_due(keeper)
         if self._live is not None and self._every != 1:
             self._live.mark(self._number)
+        if self._steps is not None:
+            self._steps.run()
+        if self._looks is not None:
+            kept = [value for each in list(_open) for value in each._named]
+            frame = sys._getframe(1)
+            self._looks = self._looks.at_commit(frame, kept, self._contents.fields, team.rank == 0)
         # Raise last, so that a rank that catches the error has made the same commit as the other ranks.
         keeper.raise_error(before=self._number)
 
@@ -574,6 +623,9 @@ class State:
         if self._live is not None:
             self._live.end()
             self._live = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
         if self._keeper is not None:
             self._keeper.flush()
             self._keeper.remove()

@@ -105,6 +105,14 @@ def test_a_commit_that_does_not_fit_changes_nothing(places: Path) -> None:
     assert all(torch.equal(tensor, before[path]) for path, tensor in tensors(optimizer).items())
 
 
+def test_a_model_of_another_size_is_told_which_commit_of_which_folder_does_not_fit(places: Path) -> None:
+    model, optimizer = trained()
+    committed(places, model=model, optimizer=optimizer)
+    state = elastic.State(model=torch.nn.Linear(3, 3), optimizer=optimizer, folder=places)
+    with pytest.raises(ValueError, match=rf"(?s)commit 1 of {places} does not fit .*begin anew"):
+        state.resume()
+
+
 @pytest.mark.parametrize(
     ("home", "expected"),
     [

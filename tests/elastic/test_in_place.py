@@ -70,6 +70,13 @@ def test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed
         assert (before[dead] == after[dead], before[1 - dead] == after[1 - dead]) == (False, True)
 
 
+def test_a_function_runs_once_for_each_step_whoever_dies(heal: Callable[..., tuple[Job, Told]]) -> None:
+    job, told = heal(rows=True, kill=DEATHS)
+    rows = [line.split() for line in (job.folder / "there" / "rows").read_text().splitlines()]
+    assert [int(number) for number, _loss in rows] == [*range(1, len(told.losses()) + 1)]
+    assert [float(loss) for _number, loss in rows] == told.losses()
+
+
 MID_STEP = {
     "1": kill(1, step=3, when="forward1"),
     "2": kill(0, step=5, when="backward"),

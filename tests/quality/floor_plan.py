@@ -299,8 +299,11 @@ ROOMS = {
         "sampler": {"sample_order", "team"},
         "keeper": {"commits", "contents", "files", "generators", "images", "resume", "team"},
         "survivor": {"commits", "contents", "generators", "keeper", "own", "team"},
+        "forgotten": {"own", "sampler"},
+        "steps_done": set(),
         "state": set(
-            "commits contents files generators images keeper own request resume sampler survivor team".split()
+            "commits contents files forgotten generators images keeper own request resume sampler steps_done survivor "
+            "team".split()
         ),
         "__main__": set(),
     },
@@ -410,6 +413,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "launcher.health.dumps": "people run it: `python -m launcher.health.dumps`, in docs/communication-errors.md",
     "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
     "ddp_launch_wings.redundancy.parity": "the rounds of protection and the arithmetic would be over 900 lines",
+    "ddp.elastic.forgotten": "a theory of its own, and the state would be over 900 lines",
+    "ddp.elastic.steps_done": "a theory of its own: what happens once for each step",
     "ddp.elastic.survivor": "a theory of its own: what is left of a step that was interrupted",
     "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",

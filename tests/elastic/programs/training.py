@@ -105,6 +105,11 @@ def wrapped(kind):
     return ddp.DistributedDataParallel(network())
 
 
+def write_row(number, metrics):
+    with open(f"{os.environ['THERE']}/rows", "a") as file:
+        file.write(f"{number} {metrics['loss']!r}\n")
+
+
 def optimizer_of(kind, model):
     if kind == "sharded":
         return ddp.ShardedOptimizer(model, torch.optim.Adam, lr=0.01)
@@ -157,6 +162,8 @@ def disturb(step, when):
 def options():
     """Of State; a folder may be one of each rank."""
     given = dict(PLAN["state"])
+    if PLAN.get("rows"):
+        given["on_step"] = write_row
     return given | ({"folder": given["folder"].replace("RANK", str(RANK))} if "folder" in given else {})
 
 
@@ -205,7 +212,7 @@ def train_step(model, optimizer, scheduler, state, ids, batch):
         raise SystemExit(0)
     disturb(step, "before")
     disturb(step, "in")
-    state.commit(samples=len(ids))
+    state.commit(samples=len(ids), metrics={"loss": state.losses[-1]} if PLAN.get("rows") else None)
     if PLAN.get("flush") == step:
         state.flush()
     while step in PLAN.get("protected", ()) and (state.protected_commit or 0) < step:
