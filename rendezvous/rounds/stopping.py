@@ -237,9 +237,20 @@ def node_stopped(state: JobState, event: AgentStopped, now: float) -> Result:
     return conclude(state, now) if not len(state.pending) else (state, ())
 
 
+def _without_stale_path(state: JobState) -> JobState:
+    """Forget what an earlier generation has saved if this one has saved nothing, and may have finished steps.
+
+    The script may have newer checkpoints of its own.
+    """
+    steps = [reached.step for reached in state.reached.values()]
+    if state.saved_in == state.generation or (steps and not any(steps)):
+        return state
+    return replace(state, saved=EMPTY)
+
+
 def conclude(state: JobState, now: float) -> Result:
     """Decide what follows a stop. All ranks of the generation are reaped, and all reports have arrived."""
-    decision = state.decision
+    state, decision = _without_stale_path(state), state.decision
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
         if decision.sources is SourceChange.RELOAD:

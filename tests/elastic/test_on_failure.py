@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from launched import Launched, eventually
+from ports import free_port
+
+import ddp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,14 +24,22 @@ PROGRAM = Path(__file__).parent / "programs" / "own_loop.py"
 NIGHTLY = pytest.mark.nightly(instead="::test_no_more_than_the_interrupted_step_is_lost")
 
 
+def lines(there: Path, what: str) -> list[dict[str, Any]]:
+    found = [
+        json.loads(line) for path in sorted(there.glob("said-*")) for line in path.read_text().splitlines()
+    ]
+    return sorted((line for line in found if line["what"] == what), key=lambda line: line["generation"])
+
+
+def returns_nothing(_reason: str) -> None: ...
+
+
 class Said:
     def __init__(self, job: Launched) -> None:
         self.job = job
 
     def of(self, what: str) -> list[dict[str, Any]]:
-        files = sorted(self.job.there.glob("said-*"))
-        lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        return sorted((line for line in lines if line["what"] == what), key=lambda line: line["generation"])
+        return lines(self.job.there, what)
 
     def result(self) -> tuple[str, list[float]]:
         ends = [(line["digest"], line["rate"]) for line in self.of("ends")]
@@ -135,3 +149,78 @@ def test_a_schedulers_signal(start: Callable[..., Launched]) -> None:
     (saved,) = said.of("saves")
     assert saved["step"] >= 5
     assert f"saved the state after {saved['step']} steps" in job.stderr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("a path",), "not a function"),
+        ((lambda: "path",), "does not take it"),
+        ((lambda reason, step: "path",), "does not take it"),
+        ((returns_nothing,), "Return the path"),
+        ((lambda reason: "path", 0.0), "positive number of seconds"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        ddp.on_failure(arguments[0], limit_s=arguments[-1] if len(arguments) > 1 else 25.0)
+
+
+REFUSED = """
+import os, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+import ddp
+from ddp.telemetry.coded import WrongUse
+
+def save(reason):
+    return "path"
+
+assert ddp.on_failure(save) is save  # without a launcher
+assert ddp.resume_path() is None
+os.environ["DDP_SCRATCH"] = "/nowhere"
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(fully_shard(model).parameters())
+try:
+    ddp.on_failure(save)
+except WrongUse as error:
+    assert "Use ddp.elastic.State" in str(error)
+    print(error)
+del model, optimizer
+"""
+
+
+def test_shards_are_refused_and_without_a_launcher_there_is_no_effect() -> None:
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search("FSDPModule|DTensor", done.stdout)
+
+
+@NIGHTLY
+def test_the_node_with_the_store_is_lost(start: Callable[..., Launched], tmp_path: Path) -> None:
+    """Its rank dies with it. The other node saves, and a new node gets the path as well."""
+    address = f"127.0.0.1:{free_port()}"
+    serve = [
+        str(Path(sys.executable).with_name("ddp-rendezvous")),
+        "serve",
+        "--listen",
+        address,
+        "--insecure",
+    ]
+    with subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as service:
+        try:
+            where = ("--nnodes", "2", "--nproc-per-node", "1", "--rendezvous", address, "--rdzv-id", "nodes")
+            # All write to one folder, as nodes with shared storage do.
+            plan = {"steps": 30, "stop_at": 20, "there": str(tmp_path)}
+            lost, other = (start(*where, "--node-rank", rank, **plan) for rank in ("0", "1"))
+            eventually(lambda: len(lines(tmp_path, "waits")) == 2)
+            lost.send(signal.SIGKILL)
+            (tmp_path / "go-on").touch()
+            new = start(*where, "--node-rank", "0", **plan)
+            assert (other.wait(), new.wait()) == (0, 0), other.stderr()
+        finally:
+            service.kill()
+    (saved,) = lines(tmp_path, "saves")
+    assert saved["rank"] == 1
+    resumed = [line for line in lines(tmp_path, "begins") if line["path"]]
+    assert [line["step"] for line in resumed] == [saved["step"]] * 2

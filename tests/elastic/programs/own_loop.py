@@ -18,7 +18,7 @@ from torch import nn
 import ddp
 
 PLAN, GENERATION = json.loads(os.environ["PLAN"]), os.environ["DDP_GENERATION"]
-THERE = os.environ["THERE"]
+THERE = PLAN.get("there") or os.environ["THERE"]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(7)
