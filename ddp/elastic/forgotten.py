@@ -74,7 +74,7 @@ class FirstLooks:
 # --- objects ---------------------------------------------------------------------------------------
 #
 # An object counts if it was used and has something to lose: an optimizer with a state, a scheduler that has made a
-# step, a scaler that has a scale, averaged weights, a sampler, parameters that an optimizer of the State updates.
+# step, a scaler that is on, averaged weights, a sampler, parameters that an optimizer of the State updates.
 
 
 def objects(kept: Iterable[object], frame: FrameType | None = None) -> list[str]:
@@ -125,9 +125,9 @@ def _is_used(value: Any, has_sampler: bool) -> bool:
         case torch.optim.Optimizer():
             return bool(value.state)
         case LRScheduler():
-            return int(getattr(value, "_step_count", 0)) > 1
+            return value.last_epoch > 0
         case torch.amp.GradScaler():
-            return bool(value.is_enabled() and value._scale is not None)
+            return bool(value.is_enabled())
         case AveragedModel():
             return int(value.n_averaged) > 0
         case ElasticSampler():
