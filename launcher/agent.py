@@ -52,7 +52,6 @@ from launcher.failure.ending import Farewell
 from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
 from launcher.stop_requests import ParentSignals, unless_stopped
-from launcher.supervision import TRY_AGAIN
 from launcher.template import messages
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Learned, Ready, Report
 from launcher.wiring import (
@@ -67,6 +66,7 @@ from launcher.wiring import (
 )
 from rendezvous.signals import SignalWatch
 from rendezvous.values.cause_text import signal_name
+from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.events import AgentStopped, Refused
 from rendezvous.values.questions import LOGS_ARE_IN, Remark
 from rendezvous.values.types import StoreAddress

@@ -32,7 +32,7 @@ def run_agent(spec: LaunchSpec) -> int:
     try:
         zygote = starter.start() if pooled is None else pooled
     except OSError as error:
-        from launcher.supervision import TRY_AGAIN
+        from rendezvous.values.contracts import TRY_AGAIN
 
         problem = (
             f"error: cannot start the process that starts the ranks (zygote): {error.strerror}. Check ulimit -u "

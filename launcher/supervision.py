@@ -131,6 +131,7 @@ from launcher.exchange import (
     TakeStacks,
     ZygoteReplaced,
 )
+from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.events import (
     Accused,
     AgentLeft,
@@ -158,8 +159,6 @@ from rendezvous.values.types import Assignment, Cause, DecisionKind, FailureClas
 if TYPE_CHECKING:
     from rendezvous.values.events import AgentJoined
     from rendezvous.values.types import Decision
-
-TRY_AGAIN = 75
 
 
 def step(state: Supervision, event: AgentEvent) -> Step:

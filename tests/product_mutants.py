@@ -97,7 +97,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
     ]),
     ("rendezvous/rounds/admission.py", "core/test_machine_rounds.py", [
         ("those who wait hear of every refusal",
-         "if state.phase is not Phase.FORMING or refusal.exit_code != _USAGE_DISAGREES:",
+         "if state.phase is not Phase.FORMING or refusal.exit_code != UNUSABLE:",
          "if state.phase is not Phase.FORMING:"),
     ]),
     ("rendezvous/rounds/admission.py", "core/test_healing.py", [

@@ -34,6 +34,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from rendezvous.client.credential_files import client_options
 from rendezvous.client.session import connect
+from rendezvous.values.contracts import PORT, TRY_AGAIN
 from rendezvous.values.events import (
     Accused,
     AgentJoined,
@@ -70,7 +71,6 @@ from rendezvous.values.types import (
     ScaleUp,
     StoreAddress,
 )
-from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,6 @@ _log = logging.getLogger(__name__)
 
 NAME = "ddp"
 _END_TIMEOUT_S = 10.0
-_TRY_AGAIN = 75
 _NO_ERROR_FILE = "<N/A>"
 # torch's agent stops its ranks with a grace of 30 s, then kills and waits for up to 30 s more.
 _STOP_BUDGET_S = 75.0
@@ -333,7 +332,7 @@ def _ending(node: NodeState) -> BaseException:
     if outcome is None:
         refused = node.refused
         assert refused is not None
-        return (RendezvousConnectionError if refused.exit_code == _TRY_AGAIN else RendezvousStateError)(
+        return (RendezvousConnectionError if refused.exit_code == TRY_AGAIN else RendezvousStateError)(
             _refusal(refused)
         )
     if outcome.succeeded:
@@ -341,7 +340,7 @@ def _ending(node: NodeState) -> BaseException:
         # agent's missing result, and fails with an AttributeError.
         return SystemExit(0)
     words = _in_words(outcome)
-    return RendezvousTimeoutError(words) if outcome.exit_code == _TRY_AGAIN else RendezvousClosedError(words)
+    return RendezvousTimeoutError(words) if outcome.exit_code == TRY_AGAIN else RendezvousClosedError(words)
 
 
 def _in_words(outcome: Outcome) -> str:

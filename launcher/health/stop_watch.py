@@ -14,6 +14,7 @@ from launcher.exchange import ConditionMet
 from launcher.health.stop_rules import LineRules, Met, Throughput
 from launcher.health.watcher import RankWatcher
 from launcher.settings.spec import Slow
+from rendezvous.values.contracts import CONDITION_MET
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from launcher.settings.spec import StopCondition
     from rendezvous.values.rank_view import RankView
 
-EXIT_CODE = 123
 _EVERY_S = 1.0
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 
@@ -108,7 +108,7 @@ class StopWatch(RankWatcher):
             local_rank=local_rank,
             failure=FailureClass.USER_EXCEPTION,
             reason=str(met),
-            exit_code=EXIT_CODE,
+            exit_code=CONDITION_MET,
             step=view.step or None if view is not None else None,
             at=time.strftime(_CLOCK),
             log=os.path.join(folder, "stdout.log") if folder else "",

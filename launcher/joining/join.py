@@ -7,9 +7,9 @@ import zlib
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import parse_int, quote
+from rendezvous.values.contracts import PORT
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import NodeFacts
-from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,6 +12,7 @@ from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import gather
 from launcher.stop_requests import unless_stopped
+from rendezvous.values.contracts import CANNOT_RUN
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rendezvous.values.events import AgentJoined
     from rendezvous.values.types import NodeFacts
 
-FAILED_CHECK = 71
 _SUFFIX = ".preflight"  # of the separate job of a comparison
 _CLOCK_S = 3.0
 _NOTE_CHARS = 2000
@@ -90,7 +90,7 @@ class Preflight:
         failed = checkup.failures(_conditions(report.checks, self._spec.preflight))
         if failed and self._spec.job.max_nodes == 1:
             named = f"this machine failed its pre-flight check: {failed}"
-            raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK, code=Code.PREFLIGHT_FAILED)
+            raise CannotConnect(f"{named}. {_what_next(report)}", CANNOT_RUN, code=Code.PREFLIGHT_FAILED)
         had = str(report.versions)
         return HealthData(not failed, failed[:_NOTE_CHARS], had, report.block, report.hardware[:_NOTE_CHARS])
 

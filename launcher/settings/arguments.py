@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.options import BY_SHORT, BY_SPELLING, matching, negates
 from launcher.settings.values import nearest, printable
+from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class UsageError(Coded):
     """Ends the command with `exit_code`; its text is printed as one line."""
 
-    exit_code = 2
+    exit_code = INVALID_USAGE
     code = Code.INVALID_VALUE
 
 

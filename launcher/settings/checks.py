@@ -20,6 +20,7 @@ from launcher.settings.import_path import import_path
 from launcher.settings.options import BY_SPELLING
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.settings.values import nearest, printable
+from rendezvous.values.contracts import CANNOT_RUN
 from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _LISTED_AT_MOST = 5000  # files of a directory that are searched for a similar n
 
 
 class MachineTooSmall(UsageError):
-    exit_code = 71  # the same as if a rank cannot be started
+    exit_code = CANNOT_RUN
     code = Code.TOO_FEW_OPEN_FILES
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import Budgets, Debug, Logged, Slow, StopCondition, StreamChoice, Streams
+from rendezvous.values.contracts import PORT
 from rendezvous.values.durations import UNITS, seconds_in
 from rendezvous.values.types import (
     UNLIMITED,
@@ -25,7 +26,6 @@ from rendezvous.values.types import (
     StragglerPolicy,
     StragglerRule,
 )
-from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,8 +13,8 @@ import grpc.aio
 from rendezvous.access.secret import NAME, as_file, file_problem
 from rendezvous.client.credential_files import ENV, OptionsUnusable, current_token, is_loopback
 from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
+from rendezvous.values.contracts import OWNER_METADATA
 from rendezvous.values.version import VERSION, VERSION_METADATA
-from rendezvous.values.wire_names import OWNER_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,6 @@ class Route:
 # as a closed connection. The probe connects to the same address, does a TLS handshake, and sends the first bytes of
 # HTTP/2. Every gRPC server answers these.
 
-NOT_ALLOWED = 77  # the exit code for these problems
 _WITHIN_S = 3.0  # timeout of each handshake
 _ANSWER_S = 1.0  # a server that accepts the connection sends its settings at once
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty settings

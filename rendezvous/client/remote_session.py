@@ -45,6 +45,7 @@ from rendezvous.codec import (
     read_to_agent,
 )
 from rendezvous.grpc_io import reason_of
+from rendezvous.values.contracts import NOT_ALLOWED, UNUSABLE
 from rendezvous.values.events import AgentHeard, AgentJoined, Refused
 from rendezvous.values.questions import CannotAnswer, Present
 from rendezvous.values.version import VERSION, version_in, with_releases
@@ -64,12 +65,11 @@ ATTEND = "/rendezvous.v1.Agents/Attend"
 _CLOSE_S = 1.0
 _CANCEL_AGAIN_S = 0.05
 _PROBED_EVERY_S = 1.0
-_NOT_ALLOWED, _UNUSABLE = 77, 78
 _FINAL = {
-    grpc.StatusCode.UNAUTHENTICATED: _NOT_ALLOWED,
-    grpc.StatusCode.PERMISSION_DENIED: _NOT_ALLOWED,
-    grpc.StatusCode.INVALID_ARGUMENT: _UNUSABLE,
-    grpc.StatusCode.UNIMPLEMENTED: _UNUSABLE,
+    grpc.StatusCode.UNAUTHENTICATED: NOT_ALLOWED,
+    grpc.StatusCode.PERMISSION_DENIED: NOT_ALLOWED,
+    grpc.StatusCode.INVALID_ARGUMENT: UNUSABLE,
+    grpc.StatusCode.UNIMPLEMENTED: UNUSABLE,
 }
 
 
@@ -179,7 +179,7 @@ class RemoteSession:
                 stream.endpoint, self._options, stream.patience_s, stream.ping_after_s, stream.connect_s
             )
         except OptionsUnusable as error:
-            return StreamFailed(str(error), refused=Refused(str(error), _UNUSABLE), may_recover=True)
+            return StreamFailed(str(error), refused=Refused(str(error), UNUSABLE), may_recover=True)
         number = ("rendezvous-stream", str(next(_NUMBERS)))
         call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         writer = self._loop.create_task(self._write(call))
@@ -195,7 +195,7 @@ class RemoteSession:
                 f"cannot read a message of the service at {stream.endpoint}: {error}. "
                 "Install the same version of ddp-launch on all nodes and on the service"
             )
-            failed = StreamFailed(words, refused=Refused(words, _UNUSABLE))
+            failed = StreamFailed(words, refused=Refused(words, UNUSABLE))
         else:
             return StreamEnded()
         finally:

@@ -13,7 +13,7 @@ import grpc.aio
 from rendezvous.client.channel import Route, metadata, open_channel
 from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.values.wire_names import TIME_METADATA
+from rendezvous.values.contracts import TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.session_replay import Redirect, SessionReplay
+from rendezvous.values.contracts import NOT_ALLOWED, TRY_AGAIN
 from rendezvous.values.events import AgentJoined, Refused, Waiting
 from rendezvous.values.late_dataclass import dataclass
 
@@ -50,7 +51,6 @@ _LONGEST_CONNECT_S = 30.0
 _QUESTIONS_AFTER_S = 0.1  # until the service has read the join
 _QUESTIONS_PER_S = 500.0  # all agents of a job together open so many streams of questions
 _QUESTIONS_LATEST_S = 10.0
-_TRY_AGAIN, _NOT_ALLOWED = 75, 77
 
 
 class StreamState(StrEnum):
@@ -349,8 +349,8 @@ def _given_up(state: SessionState, now: float) -> Refused | None:
     tls = {known.endpoint: known.reason for known in state.problems if known.is_tls}
     if tls.keys() >= set(state.endpoints) and for_s > min(state.give_up_s, _TLS_PROBLEM_S):
         found = (tls[endpoint] for endpoint in state.endpoints)
-        return Refused("; ".join(dict.fromkeys(found)), _NOT_ALLOWED)
-    return Refused(_unreachable(state), _TRY_AGAIN) if for_s > state.give_up_s else None
+        return Refused("; ".join(dict.fromkeys(found)), NOT_ALLOWED)
+    return Refused(_unreachable(state), TRY_AGAIN) if for_s > state.give_up_s else None
 
 
 def _early_warning(state: SessionState, now: float) -> SessionStep:

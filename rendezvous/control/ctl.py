@@ -11,6 +11,14 @@ import _ddp_launch_entry as doors
 from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, EXPLAIN, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
+from rendezvous.values.contracts import (
+    INTERRUPTED,
+    INVALID_USAGE,
+    NOT_ALLOWED,
+    READER_LEFT,
+    TRY_AGAIN,
+    UNUSABLE,
+)
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.version import VERSION, version_in, with_releases
 
@@ -22,8 +30,7 @@ if TYPE_CHECKING:
 
 
 _JOBS = "ddpctl --timeout 2 list --all 2>/dev/null | awk 'NR > 1 {print $1}'"
-# docs/exit-codes.md
-_FAILED, _USAGE, _NO_ANSWER, _NOT_ALLOWED, _UNUSABLE = 1, 2, 75, 77, 78
+_FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _explain_code(arguments.code)
         return _ask(arguments)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except doors.WingMissing as error:
-        return _failed(str(error), _USAGE, Code.PACKAGE_MISSING)
+        return _failed(str(error), INVALID_USAGE, Code.PACKAGE_MISSING)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports an error at exit
         if isinstance(error, BrokenPipeError):  # the reader closed the pipe
-            return 141
+            return READER_LEFT
         words = f"{error.filename or 'cannot write to standard output'}: {error.strerror}"
         return _failed(words, _FAILED, Code.FILE_UNREADABLE if error.filename else Code.CANNOT_WRITE_OUTPUT)
 
@@ -57,7 +64,7 @@ def _explain_code(word: str) -> int:
     text = explanation(word) if word else contents()
     if text is None:
         words = f"{word!r} is not an error code. Run `ddpctl explain` for the list"
-        return _failed(words, _USAGE, Code.UNKNOWN_CODE)
+        return _failed(words, INVALID_USAGE, Code.UNKNOWN_CODE)
     write(text)
     return 0
 
@@ -80,18 +87,18 @@ def _ask(arguments: argparse.Namespace) -> int:
             endpoints(where), options, arguments.timeout, finds_local=finds_local, log_dir=arguments.log_dir
         )
     except OptionsUnusable as error:
-        return _failed(str(error), _USAGE, error.code)
+        return _failed(str(error), INVALID_USAGE, error.code)
     try:
         return asyncio.run(carry_out(service, arguments))
     except OptionsUnusable as error:  # of a connection: a certificate that cannot be read
-        return _failed(str(error), _UNUSABLE, error.code)
+        return _failed(str(error), UNUSABLE, error.code)
     except BadArgument as error:
-        return _failed(str(error), _USAGE, error.code)
+        return _failed(str(error), INVALID_USAGE, error.code)
     except NoSuchJob as error:
         return _failed(str(error), _FAILED, error.code)
     except grpc.RpcError as error:
         if words := _tls_problem(error, service):
-            return _failed(words, _NOT_ALLOWED, Code.TLS_FAILED)
+            return _failed(words, NOT_ALLOWED, Code.TLS_FAILED)
         words, exit_code, code = _explain(error, where)
         if finds_local and code is Code.SERVICE_UNREACHABLE:
             words = f"{_local_jobs(arguments)}, and {words}"
@@ -149,15 +156,15 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int, Code]:
     details = reason_of(error)
     match code:
         case grpc.StatusCode.UNAUTHENTICATED:
-            return details, _NOT_ALLOWED, Code.NOT_AUTHENTICATED
+            return details, NOT_ALLOWED, Code.NOT_AUTHENTICATED
         case grpc.StatusCode.PERMISSION_DENIED:
-            return details, _NOT_ALLOWED, Code.NOT_PERMITTED
+            return details, NOT_ALLOWED, Code.NOT_PERMITTED
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
             if version_in(error.trailing_metadata()):  # the service itself has answered
-                return details, _NO_ANSWER, Code.SERVICE_FAILED
+                return details, TRY_AGAIN, Code.SERVICE_FAILED
             return (
                 f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service or the job runs",
-                _NO_ANSWER,
+                TRY_AGAIN,
                 Code.SERVICE_UNREACHABLE,
             )
         case grpc.StatusCode.UNIMPLEMENTED:

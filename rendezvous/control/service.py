@@ -19,8 +19,8 @@ from rendezvous.control.formats import warn
 from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import SettingsUnusable, check_address
+from rendezvous.values.contracts import PORT
 from rendezvous.values.error_codes import Code, Coded
-from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

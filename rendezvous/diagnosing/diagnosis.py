@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.waits import POINT_TO_POINT, members_of, waits_of
 from rendezvous.values.cause_text import OUT_OF_TIME
+from rendezvous.values.contracts import NO_PROGRESS
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import ASK_EARLY_S, MAX_GROUPS
 from rendezvous.values.rank_view import RankPhase
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 
 MAX_BLAMED = 8  # ranks in one finding
 SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
-TIMED_OUT_EXIT_CODE = 124  # the exit code of timeout(1)
 
 
 class FindingKind(StrEnum):
@@ -652,7 +652,7 @@ def explained(
     occasion = f"rank {first.rank} on {first.node}: {first.reason}"
     text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
     named = found.blamed[0]
-    exit_code = TIMED_OUT_EXIT_CODE if found.kind is FindingKind.LATE else first.exit_code or 1
+    exit_code = NO_PROGRESS if found.kind is FindingKind.LATE else first.exit_code or 1
     failure = _FAILURES.get(found.kind, FailureClass.USER_EXCEPTION)
     hint = _HINT_LATE if found.kind is FindingKind.LATE else _HINT
     first = replace(first, failure=failure, exit_code=exit_code, hint=hint)

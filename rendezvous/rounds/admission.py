@@ -20,6 +20,7 @@ from rendezvous.rounds.orders import consider_growth
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.sealing import gather, is_forgotten, missed_messages, remember_generation, waiting
 from rendezvous.rounds.stopping import after_loss, exclude, interrupt
+from rendezvous.values.contracts import NOT_ALLOWED, TRY_AGAIN, UNUSABLE
 from rendezvous.values.events import (
     AgentJoined,
     Disagreement,
@@ -51,10 +52,6 @@ if TYPE_CHECKING:
 
     from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts, RestartBudget
 
-
-_USAGE_DISAGREES = 78
-_TURNED_AWAY = 77
-_TRY_AGAIN = 75
 
 # The name of each field of the spec in messages: the option that sets it, if there is one.
 KNOWN_AS = {
@@ -164,20 +161,20 @@ def _refusal(state: JobState, event: AgentJoined) -> Refused | None:
     if state.outcome is not None:
         return _too_late(state)
     if agent.incarnation in state.retired.get(agent.node, ()):
-        return Refused(_retired(agent), _TURNED_AWAY)
+        return Refused(_retired(agent), NOT_ALLOWED)
     if state.spec is not None and event.spec != state.spec:
         return _disagreement(state.spec, event.spec)
     if facts.nproc < 1:
         return Refused(
             f"{agent.node} has no ranks to run: --nproc-per-node is {facts.nproc}; use 1 or more",
-            _USAGE_DISAGREES,
+            UNUSABLE,
         )
     return _claim_refusal(state, event.spec, agent.node, facts)
 
 
 def _reported_to_waiting_nodes(state: JobState, agent: AgentId, refusal: Refused) -> Iterator[Tell]:
     """Nodes that wait for one more would otherwise not learn that it came, and why it cannot join."""
-    if state.phase is not Phase.FORMING or refusal.exit_code != _USAGE_DISAGREES:
+    if state.phase is not Phase.FORMING or refusal.exit_code != UNUSABLE:
         return
     notice = Notice(state.generation, f"node {agent.node} tried to join and was rejected: {refusal.reason}")
     for member in itertools.islice(by_arrival(state), _NODES_NOTIFIED):
@@ -191,12 +188,12 @@ def _claim_refusal(state: JobState, spec: JobSpec, node: str, facts: NodeFacts) 
         return None
     limit = spec.max_nodes if state.spec is None else state.max_nodes
     if not 0 <= rank < limit:
-        return Refused(f"--node-rank {rank} of {node}: use 0 to {limit - 1}", _USAGE_DISAGREES)
+        return Refused(f"--node-rank {rank} of {node}: use 0 to {limit - 1}", UNUSABLE)
     owner = state.claims.get(rank)
     if owner is None or owner == node:
         return None
     return Refused(
-        f"--node-rank {rank} is set on {owner} and on {node}; give each node its own number", _USAGE_DISAGREES
+        f"--node-rank {rank} is set on {owner} and on {node}; give each node its own number", UNUSABLE
     )
 
 
@@ -209,7 +206,7 @@ def _disagreement(ours: JobSpec, theirs: JobSpec) -> Refused:
         f"this node has {found.of_node}. {_SAME_RELEASE if name == 'version' else _SAME_VALUE}"
     )
     kind = RefusalKind.DISAGREEMENT
-    return Refused(reason, _USAGE_DISAGREES, kind=kind, disagreement=found)
+    return Refused(reason, UNUSABLE, kind=kind, disagreement=found)
 
 
 def _option_text(value: object) -> str:
@@ -219,7 +216,7 @@ def _option_text(value: object) -> str:
 
 def _too_late(state: JobState) -> Refused:
     assert state.outcome is not None
-    code = _TURNED_AWAY if state.outcome.succeeded else state.outcome.exit_code
+    code = NOT_ALLOWED if state.outcome.succeeded else state.outcome.exit_code
     return Refused(f"the job has ended: {outcome_text(state.outcome)}", code, kind=RefusalKind.JOB_OVER)
 
 
@@ -324,9 +321,9 @@ def _not_a_member(state: JobState, agent: AgentId) -> Refused:
     if state.outcome is not None:
         return _too_late(state)
     if agent.incarnation in state.retired.get(agent.node, ()):
-        return Refused(_retired(agent), _TURNED_AWAY)
+        return Refused(_retired(agent), NOT_ALLOWED)
     return Refused(
-        "the job continues without this agent; the agent now joins again", _TRY_AGAIN, retryable=True
+        "the job continues without this agent; the agent now joins again", TRY_AGAIN, retryable=True
     )
 
 

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import (
     LONGEST_PATIENCE_S,
-    TIMED_OUT_EXIT_CODE,
     BlamedRank,
     Finding,
     Patience,
     diagnose,
 )
 from rendezvous.rounds.stopping import rank_failed
+from rendezvous.values.contracts import NO_PROGRESS
 from rendezvous.values.events import Accused, Examine, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.job_state import Examination, JobState, Phase, Result, Stage, world_of
@@ -122,7 +122,7 @@ def _cause(state: JobState, finding: Finding, blamed: BlamedRank, report: RankRe
         local_rank=rank - place.rank_offset,
         failure=FailureClass.HANG,
         reason=blamed.reason,
-        exit_code=TIMED_OUT_EXIT_CODE,
+        exit_code=NO_PROGRESS,
         traceback="\n".join(finding.evidence),
         step=report.step if report is not None and report.known else None,
         ran_s=report.stalled_s if report is not None else 0.0,  # its agent has the exact value

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rendezvous.diagnosing import goodput, versions
 from rendezvous.rounds import healing
 from rendezvous.rounds.policy import first_cause_order, first_of, restarts_spent
+from rendezvous.values.contracts import ENDED_BY_ORDER, INTERRUPTED, TRY_AGAIN
 from rendezvous.values.events import (
     Assigned,
     CheckpointRequested,
@@ -575,10 +576,6 @@ def recovered_decision(state: JobState, *, again: bool) -> tuple[Decision, ...]:
 
 # --- how a job ends: its outcome, and the messages to its agents ------------------------------------
 
-ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
-INTERRUPTED_EXIT_CODE = 130
-TRY_AGAIN_EXIT_CODE = 75
-
 
 def end_incomplete_round(state: JobState) -> Result:
     """End the job: a forming round reached its timeout."""
@@ -600,7 +597,7 @@ def end_incomplete_round(state: JobState) -> Result:
         reason = f"{count}. Start another node, or increase --replacement-timeout"
     if cause is not None:
         return end(state, failed(state, reason, first_of(state, state.causes.values())), _fail(state, reason))
-    outcome = Outcome(False, reason, TRY_AGAIN_EXIT_CODE, restarts=state.restarts_used)
+    outcome = Outcome(False, reason, TRY_AGAIN, restarts=state.restarts_used)
     return end(state, outcome, _fail(state, reason))
 
 
@@ -611,7 +608,7 @@ def _fail(state: JobState, reason: str) -> Decision:
 
 def aborted(state: JobState, decision: Decision) -> Result:
     causes = tuple(sorted(state.causes.values(), key=first_cause_order))[:MAX_CAUSES]
-    code = INTERRUPTED_EXIT_CODE if decision.is_interrupt else ABORTED_EXIT_CODE
+    code = INTERRUPTED if decision.is_interrupt else ENDED_BY_ORDER
     return end(state, Outcome(False, decision.reason, code, None, causes, state.restarts_used))
 
 

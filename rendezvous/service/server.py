@@ -54,10 +54,10 @@ from rendezvous.service.jobs import RESERVED, Conversations, Jobs
 from rendezvous.service.operations import Operations
 from rendezvous.service.owner import OwnedByOther
 from rendezvous.session_replay import Redirect
+from rendezvous.values.contracts import TIME_METADATA, UNUSABLE
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.events import AgentJoined, Refused
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.wire_names import TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -535,7 +535,6 @@ def _kinds() -> dict[str, Any]:
 _FIRST_MESSAGE_S = 10.0
 _NO_OWNER_YET_S = 0.2
 _STREAM_METADATA = "rendezvous-stream"
-_SPEC_UNUSABLE = 78
 
 
 class Agents:
@@ -567,7 +566,7 @@ class Agents:
                 joined.generation, joined.running
             )
             if words:
-                await context.write(to_agent_bytes(Refused(words, _SPEC_UNUSABLE)))
+                await context.write(to_agent_bytes(Refused(words, UNUSABLE)))
                 return
             job = await self._job_of(joined, context)
             if job is not None:

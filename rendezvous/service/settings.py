@@ -8,9 +8,9 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.client.credential_files import is_loopback
+from rendezvous.values.contracts import PORT
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     import argparse

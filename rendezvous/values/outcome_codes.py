@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.error_codes import Code
 from rendezvous.values.events import RefusalKind
 from rendezvous.values.types import DecisionKind, FailureClass
@@ -24,7 +25,6 @@ _OF_CLASS = {
     FailureClass.CONSEQUENCE: Code.ONLY_CONSEQUENCES,
 }
 _OF_REFUSAL = {RefusalKind.JOB_OVER: Code.JOB_HAS_ENDED, RefusalKind.DISAGREEMENT: Code.NODES_DISAGREE}
-_TRY_AGAIN = 75
 
 
 def code_of_cause(cause: Cause) -> Code:
@@ -42,13 +42,13 @@ def code_of_outcome(outcome: Outcome) -> Code | None:
         return code_of_cause(cause)
     if consequences(outcome):
         return Code.ONLY_CONSEQUENCES
-    return Code.COULD_NOT_START_TOGETHER if outcome.exit_code == _TRY_AGAIN else Code.JOB_FAILED
+    return Code.COULD_NOT_START_TOGETHER if outcome.exit_code == TRY_AGAIN else Code.JOB_FAILED
 
 
 def code_of_refusal(refused: Refused) -> Code:
     if refused.kind is not None:
         return _OF_REFUSAL[refused.kind]
-    return Code.SERVICE_UNREACHABLE if refused.exit_code == _TRY_AGAIN else Code.REJECTED
+    return Code.SERVICE_UNREACHABLE if refused.exit_code == TRY_AGAIN else Code.REJECTED
 
 
 def first_cause(outcome: Outcome) -> Cause | None:

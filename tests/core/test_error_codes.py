@@ -13,8 +13,10 @@ import pytest
 
 from launcher import cli
 from launcher.settings.arguments import UsageError
+from launcher.template import messages
 from rendezvous import main as service
 from rendezvous.control import ctl, explain
+from rendezvous.values import contracts
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
@@ -357,3 +359,11 @@ def test_a_code_comes_last() -> None:
     assert with_code("unknown option. Did you mean --x? ", Code.UNKNOWN_OPTION).endswith("--x? [DDP-1001]")
     assert UsageError("x").code is Code.INVALID_VALUE
     assert UsageError("x", code=Code.MISSING_SCRIPT).code is Code.MISSING_SCRIPT
+
+
+def test_exit_codes_are_those_of_the_page_and_of_the_zygote() -> None:
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    codes = {value for name, value in vars(contracts).items() if name.isupper() and type(value) is int}
+    for code in codes - {contracts.PORT}:
+        assert re.search(rf"^\| `?{code}`? \|", page, re.M) or f"`{code}`" in page
+    assert messages.CANNOT_START == contracts.CANNOT_RUN  # the zygote imports nothing of rendezvous

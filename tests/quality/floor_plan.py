@@ -61,7 +61,7 @@ CORE = {
         *within(
             "values",
             "cause_json cause_text durations error_codes events frozen_map job_state late_dataclass outcome_codes "
-            "questions rank_report rank_time rank_view rows straggler_state text_limits types version wire_names",
+            "questions rank_report rank_time rank_view rows straggler_state text_limits types version contracts",
         ),
     },
     "ddp": {
@@ -313,7 +313,7 @@ ROOMS = {
 _VALUES = within(
     "values",
     "cause_json cause_text durations error_codes events late_dataclass outcome_codes questions "
-    "rank_report rank_time rank_view straggler_state text_limits types version wire_names",
+    "rank_report rank_time rank_view straggler_state text_limits types version contracts",
 )
 ABROAD = {
     ("launcher", "core"): {

@@ -19,7 +19,7 @@ from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset
 from rendezvous.service.server import SERVING
-from rendezvous.values.wire_names import TIME_METADATA
+from rendezvous.values.contracts import TIME_METADATA
 
 if TYPE_CHECKING:
     from pathlib import Path
