@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import _ddp_launch_entry as doors
 from rendezvous import main as service
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.control import commands as control
@@ -55,9 +56,9 @@ def test_an_order_sends_its_own_request(order: Order) -> None:
     assert request_of(order, parser().parse_args([order, *words])) == (method, request)
 
 
-def test_every_command_of_the_parser_is_an_order_a_look_a_question_or_submit() -> None:
+def test_every_command_of_the_parser_is_an_order_a_look_a_question_or_of_a_wing() -> None:
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    local = ("submit", COMPLETION, EXPLAIN, "replay")
+    local = {COMPLETION, EXPLAIN, *doors.names(doors.CTL_COMMAND)}
     assert set(commands.choices) == {*LOOKS, *QUESTIONS, *REQUESTS, *ALIASES, *local}
     assert set(Command) == {*LOOKS, *QUESTIONS, *REQUESTS}
 
