@@ -6,8 +6,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import CodedError
+
+if TYPE_CHECKING:
+    from ddp.elastic.files.folders import Folder
+    from ddp_launch_wings.inspection.commit_list import Listed
 
 _PATIENCE_S = 20.0  # with a store that does not answer
 _FOLDER = "folder of the commits, as in State(folder=...): a path or a URL such as s3://bucket/run"
@@ -41,9 +46,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        from ddp_launch_wings.inspection import saved_commits  # it needs torch, the help does not
-
         if options.command == "export":
+            from ddp_launch_wings.inspection import (
+                saved_commits,
+            )  # it needs torch; the list and the help do not
+
             n_tensors = saved_commits.export(options.source, options.target, options.name, _PATIENCE_S)
             sys.stdout.write(f"wrote {n_tensors} tensors to {options.target}\n")
             return 0
@@ -58,18 +65,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _look(name: str, verifies: bool) -> int:
-    from ddp_launch_wings.inspection import saved_commits
+    from ddp_launch_wings.inspection import commit_list
 
-    (folder, found), code = saved_commits.listed_at(name, _PATIENCE_S), 0
+    (folder, found), code = commit_list.listed_at(name, _PATIENCE_S), 0
     if not found:
-        scopes = ", ".join(saved_commits.scopes_in(folder))
+        scopes = ", ".join(commit_list.scopes_in(folder))
         hint = f", but in its folders {scopes}: name one of them" if scopes else ""
         text = f"{name}: there are no commits{hint}\n"
         if verifies:  # otherwise a wrong name would look like a good result
             raise FileNotFoundError(text.rstrip())
         sys.stdout.write(text)
     for one in found:
-        wrong = list(saved_commits.problems(folder, one)) if verifies else []
+        wrong = _problems(folder, one) if verifies else []
         state = one.state if not verifies else "damaged" if wrong else "ok"
         size = f"{sum(one.files.values()) / 1e6:.1f} MB"
         sys.stdout.write(
@@ -79,3 +86,9 @@ def _look(name: str, verifies: bool) -> int:
             code = 1
             sys.stdout.write(f"{'':>10}  {text}\n")
     return code
+
+
+def _problems(folder: Folder, one: Listed) -> list[str]:
+    from ddp_launch_wings.inspection import saved_commits
+
+    return list(saved_commits.problems(folder, one))

@@ -19,6 +19,7 @@ from ddp.elastic.files import manifest, part_file
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.images import image
+from ddp_launch_wings.inspection import commit_list
 from ddp_launch_wings.inspection import elastic_command as command
 from ddp_launch_wings.inspection import saved_commits as inspection
 
@@ -91,7 +92,7 @@ def check_resume(folder: Path, file: str, caplog: pytest.LogCaptureFixture) -> N
         assert str(newest(folder, file)) in caplog.text
     else:  # a resume needs only the parts
         assert (resumed.number, state.step) == (2, 2)
-    (_sound, damaged) = inspection.listed(open_folder(folder))
+    (_sound, damaged) = commit_list.listed(open_folder(folder))
     assert [text for text in inspection.problems(open_folder(folder), damaged) if file in text]
 
 

@@ -133,7 +133,8 @@ class Launched:
         self.there.mkdir(parents=True)
         self.temp = Path(tempfile.mkdtemp(prefix="launched-"))  # short: sockets are made in it
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "PET_"))}
-        self.env |= {MARK: self.mark, "THERE": str(self.there), "TMPDIR": str(self.temp)} | (env or {})
+        self.env |= {MARK: self.mark, "THERE": str(self.there), "TMPDIR": str(self.temp)}
+        self.env |= {"DDP_LAUNCH_HISTORY_DIR": "none"} | (env or {})  # nobody's history
         if fake_torch is not None:
             folders = [make_fake_torch(folder, fake_torch), (env or {}).get("PYTHONPATH", "")]
             self.env["PYTHONPATH"] = os.pathsep.join(filter(None, folders))

@@ -53,6 +53,12 @@ def test_ls_and_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = [line.split() for line in said.splitlines()]
     assert [(row[0], row[-1]) for row in rows] == [("2", "complete"), ("9", "complete"), ("10", "complete")]
     assert run(capsys, "verify", folder) == (0, said.replace("complete", "ok"))
+    without_torch = f"import sys; sys.modules['torch'] = None; sys.argv = ['', 'ls', {str(folder)!r}]"
+    run_module = "import runpy; runpy.run_module('ddp.elastic', run_name='__main__')"
+    listed = subprocess.run(
+        [sys.executable, "-c", f"{without_torch}; {run_module}"], capture_output=True, text=True, check=False
+    )
+    assert (listed.returncode, listed.stdout) == (0, said), listed.stderr
     newest, older = sorted(folder.glob("*/.metadata"), reverse=True)
     data = bytearray(newest.read_bytes())
     data[100] ^= 1
