@@ -381,12 +381,15 @@ class OpenJob:
             order[1].set_result(None)
         if after is before:
             return
-        if event is not None and before.phase is Phase.ENDED and after.phase is not Phase.ENDED:
-            self.began_at = self.ended_at = 0.0  # another run under the same name
+        is_loaded = event is None  # what it shows happened in an earlier process: when, only `past` may know
+        is_another_run = before.phase is Phase.ENDED and after.phase is not Phase.ENDED  # under the same name
+        if not is_loaded and (before.spec is None or is_another_run):
+            self.began_at, self.ended_at = time.time(), 0.0
         for line in lines(event, before, after):
             self._add(line, after.generation, _level(line, after))
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
-            self.ended_at = self.ended_at or time.time()
+            if not is_loaded:
+                self.ended_at = self.ended_at or time.time()
             self._tell_news()
             for watcher in self.watchers:
                 watcher.put(None)
@@ -395,7 +398,6 @@ class OpenJob:
         self._seq += 1
         note = LoggedEvent(self._seq, time.time(), generation, line.kind, line.node, line.text)
         self.notes.append(note)
-        self.began_at = self.began_at or note.at
         self._tell_news()
         self._count(line.kind)
         extra = {"job": self.job_id, "generation": generation, "kind": line.kind}

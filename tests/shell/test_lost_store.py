@@ -84,6 +84,8 @@ def test_the_report_of_a_job_that_has_started_no_rank_is_kept(
     spec = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), JobSpec("run-1"), nproc=2)
     folder = LogFolder(spec)
     outcome = Outcome(False, "the store has ended", 75)
-    assert tell(spec, folder, Finish(75, outcome.reason, outcome=outcome), missing="") == 75
+    kept: list[bool] = []
+    assert tell(spec, folder, Finish(75, outcome.reason, outcome=outcome), kept.append, missing="") == 75
+    assert kept == [False], "the logs were to be removed"
     assert "the store has ended" in capfd.readouterr().err
     assert json.loads((Path(folder.path) / "failure.json").read_text())["exit_code"] == 75
