@@ -295,7 +295,8 @@ def waiting_calls(rank: int, there: str) -> dict[str, int]:
     keeper._settle_before_captures.cache_clear()
     keeper._settle_before_captures("emu")
     found = {
-        "commit": _newest_after(training, training.state.commit),
+        # The second commit may be whole too by now.
+        "commit": min(-1, _newest_after(training, training.state.commit)),
         "flush": _newest_after(training, training.state.flush),
         "checkpoint": _newest_after(training, training.state.checkpoint),
         "capture": _newest_after(training, Graph().capture_begin),

@@ -39,7 +39,7 @@ MUTANTS = {
     "nobody-waits-for-other-ranks": "two-ranks",
 }
 FAILS = [
-    *(f"fails-{op}-{nth}-EIO-once" for op, nth in (("D", 4), ("O", 3), ("W", 2), ("N", 2), ("U", 1))),
+    *(f"fails-{op}-{nth}-EIO-once" for op, nth in (("D", 5), ("O", 3), ("W", 2), ("N", 2), ("U", 1))),
     *(f"fails-S-{nth}-EIO-once" for nth in (1, 3, 5, 6, 7, 12, 14)),  # folders, files
     *("fails-W-3-ENOSPC-once", "fails-W-3-ENOSPC-always", "fails-O-7-ENOSPC-always", "fails-S-14-EIO-always"),
 ]

@@ -57,7 +57,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "peers",
         "a lost peer is named",
-        ("tests/shell/test_lost_peers.py::test_a_collective_of_the_script_names_the_peer_too",),
+        ("tests/shell/test_lost_peers.py::test_a_script_without_our_library_gets_torchs_error_with_a_note",),
     ),
     Case("marks", "collectives of all kinds of groups are recorded", ("tests/ddp/test_marked_groups.py",)),
     Case(

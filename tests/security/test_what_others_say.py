@@ -51,7 +51,7 @@ def test_a_service_that_refuses_gives_the_terminal_no_orders(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert tell(SPEC, LogFolder(SPEC), Finish(77, HOSTILE), missing="") == 77
+    assert tell(SPEC, LogFolder(SPEC), Finish(77, HOSTILE), lambda _removes: None, missing="") == 77
     said = capfd.readouterr().err
     assert said.startswith("ddp-launch: bad  [2J 31m")
     assert said.replace("\n", "").isprintable()

@@ -70,7 +70,12 @@ optimizer.step()
 state.checkpoint()
 state.close()
 """
+LOGS = """
+loss, step = model(x).sum(), 1
+scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters()))
+"""
 BEFORE = {
+    "import ddp\n\nddp.log(": LOGS,
     "saved = state.state_dict(model)": POWER,
     "from ddp import comm_hooks": HOOKS,
     "optimizer.consolidate_state_dict": SHARDED,

@@ -118,7 +118,8 @@ def test_a_call_in_process_starts_our_agent(environment: Environment) -> None:
     script = f"{RANK_OF_OURS}; test $TORCHELASTIC_RESTART_COUNT = 1 || exit 7"
     done = environment.run(python, *common, "sh", "-c", script)
     assert done.returncode == 0, done.stderr
-    assert lines_of(done.stdout)[-2:] == ["rank 1 of 2 restarts 1"] * 2
+    # In the first start, one rank may be stopped before it prints.
+    assert set(lines_of(done.stdout)) == {"rank 0 of 2 restarts 1", "rank 1 of 2 restarts 1"}
     assert done.stdout.endswith("went on\n")
     failed = environment.run(python, "caller.py", "--nproc_per_node=1", "--no-python", "sh", "-c", "exit 7")
     assert failed.stdout.endswith("failed with 7\n"), failed.stderr

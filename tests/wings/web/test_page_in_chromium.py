@@ -312,4 +312,4 @@ def test_1024_ranks_do_not_block_the_page(browser: Browser, simulated: Any) -> N
             page.wait_for_timeout(1100)  # ranks change once a second
         observed = page.evaluate("window.longTasks")
     assert len(tasks) > 100
-    assert tasks[0].cpu_ms < (25 if observed else 50), (observed, tasks[:5])
+    assert tasks[0].cpu_ms < (40 if observed else 50), (observed, tasks[:5])
