@@ -19,7 +19,9 @@ def _print_with_lines(kind: type[BaseException], error: BaseException, trace: Tr
     """From the function on, and also with lines of code that has no file, as that of a notebook."""
     while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    traceback.print_exception(kind, error, trace)
+    # In one piece: what is read when the rank has just ended has all of it or nothing.
+    sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
+    sys.stderr.flush()
 
 
 def _is_ours(file: str) -> bool:

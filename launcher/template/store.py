@@ -73,11 +73,18 @@ def _main(folder: str, fd: str, host: str, error_fd: str, whole: str = "") -> No
         sys.path.insert(0, folder)
     if not whole and not _load_library():
         os.execv(sys.executable, (sys.executable, "-u", *sys.argv, "whole"))
-    from importlib.util import find_spec
-
-    if whole and find_spec("torch") is None:
+    if whole and not _imports_torch():
         os._exit(NO_TORCH)
     keep(socket.socket(fileno=int(fd)), host, int(error_fd))
+
+
+def _imports_torch() -> bool:
+    """Where its import fails, ranks cannot use the store either, and may not need it."""
+    try:
+        import torch.distributed  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def _load_library() -> bool:
