@@ -35,9 +35,11 @@ BACKEND, TIMEOUT_S, NATIVE = "DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE"  # fro
 # --- the status page -------------------------------------------------------------------------------
 
 SIZE = 4096
-# Behind the page: what `ddp.log` was given. A number of 8 bytes counts all bytes that were ever written to a ring of
-# lines of JSON, each of which has a step and numbers by name.
-VALUES_AT, VALUES_ROOM = SIZE, 64 * 1024
+# Behind the page: what `ddp.log` was given. A number counts all bytes that were ever written to a ring. Its lines are
+# JSON, each with a step and numbers by name.
+VALUES_AT, VALUES_COUNTER, VALUES_ROOM = SIZE, 8, 64 * 1024
+RING_AT = VALUES_AT + VALUES_COUNTER
+VALUES_END = RING_AT + VALUES_ROOM
 MAGIC, VERSION = b"ddp-page", 2
 # Their place is their number on the page; `RankPhase` has the same names.
 PHASES = (

@@ -15,23 +15,28 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ddp.telemetry.contracts import HEADER_BLOCK, STATUS_PAGE, VALUES_AT, VALUES_ROOM
+from ddp.telemetry.contracts import (
+    HEADER_BLOCK,
+    RING_AT,
+    STATUS_PAGE,
+    VALUES_AT,
+    VALUES_COUNTER,
+    VALUES_END,
+    VALUES_ROOM,
+)
 from ddp.telemetry.status_page import is_read, keep, kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_NAMES, MOST_CHARS = 32, 64
-_COUNTER = 8  # bytes in front of the ring: how many have ever been written
+_MOST_NAMES, _MOST_CHARS = 32, 64
 _LONGEST = VALUES_ROOM // 4
 
 
 class _Ring:
     def __init__(self, memory: mmap.mmap | None) -> None:
         self._memory, self._pid, self._calls = memory, os.getpid(), 0
-        self._written = (
-            0 if memory is None else int.from_bytes(memory[VALUES_AT : VALUES_AT + _COUNTER], "little")
-        )
+        self._written = 0 if memory is None else int.from_bytes(memory[VALUES_AT:RING_AT], "little")
         self._lock = threading.Lock()
 
     def put(self, values: Mapping[str, Any], step: int | None) -> None:
@@ -41,8 +46,8 @@ class _Ring:
         try:
             self._calls += 1
             found = {
-                str(name)[:MOST_CHARS]: each
-                for name, value in list(values.items())[:MOST_NAMES]
+                str(name)[:_MOST_CHARS]: each
+                for name, value in list(values.items())[:_MOST_NAMES]
                 if (each := _number(value)) is not None
             }
             record = json.dumps([self._calls if step is None else int(step), found], separators=(",", ":"))
@@ -54,12 +59,12 @@ class _Ring:
         assert self._memory is not None
         if len(record) > _LONGEST:
             return
-        at, first = self._written % VALUES_ROOM, VALUES_AT + _COUNTER
+        at = self._written % VALUES_ROOM
         head = record[: VALUES_ROOM - at]
-        self._memory[first + at : first + at + len(head)] = head
-        self._memory[first : first + len(record) - len(head)] = record[len(head) :]
+        self._memory[RING_AT + at : RING_AT + at + len(head)] = head
+        self._memory[RING_AT : RING_AT + len(record) - len(head)] = record[len(head) :]
         self._written += len(record)
-        self._memory[VALUES_AT:first] = self._written.to_bytes(_COUNTER, "little")
+        self._memory[VALUES_AT:RING_AT] = self._written.to_bytes(VALUES_COUNTER, "little")
 
 
 def _number(value: Any) -> float | None:
@@ -87,9 +92,8 @@ def _memory() -> mmap.mmap | None:
     file = os.open(os.environ[STATUS_PAGE], os.O_RDWR | os.O_CLOEXEC)
     try:
         pid = HEADER_BLOCK.packing.unpack(os.pread(file, HEADER_BLOCK.end, 0))[4]
-        size = VALUES_AT + _COUNTER + VALUES_ROOM
-        if pid != os.getpid() or os.fstat(file).st_size < size:
+        if pid != os.getpid() or os.fstat(file).st_size < VALUES_END:
             return None
-        return mmap.mmap(file, size)
+        return mmap.mmap(file, VALUES_END)
     finally:
         os.close(file)

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.template.cgroup import folders
-from launcher.template.contracts import SIZE, STATUS_PAGE, TRACE_COLLECTIVES, VALUES_AT, VALUES_ROOM
+from launcher.template.contracts import (
+    RING_AT,
+    SIZE,
+    STATUS_PAGE,
+    TRACE_COLLECTIVES,
+    VALUES_AT,
+    VALUES_COUNTER,
+    VALUES_END,
+    VALUES_ROOM,
+)
 from launcher.template.tree import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
 from rendezvous.values.types import Reached
@@ -68,7 +77,7 @@ class Pages:
         except (OSError, AttributeError):
             return {}
         try:
-            os.ftruncate(fd, SIZE + 8 + VALUES_ROOM)  # what nobody writes takes no memory
+            os.ftruncate(fd, VALUES_END)  # what nobody writes takes no memory
             os.pwrite(fd, page.header(self._wishes, repeat), 0)
             memory = mmap.mmap(fd, SIZE, prot=mmap.PROT_READ)
         except OSError:
@@ -164,11 +173,11 @@ class Pages:
     def _new_values(self, sheet: _Sheet) -> list[tuple[int, bytes]]:
         def total() -> int:
             with self._lock:
-                return int.from_bytes(os.pread(sheet.fd, 8, VALUES_AT), "little")
+                return int.from_bytes(os.pread(sheet.fd, VALUES_COUNTER, VALUES_AT), "little")
 
         if (end := total()) == sheet.values_read:
             return []
-        ring = os.pread(sheet.fd, VALUES_ROOM, VALUES_AT + 8)
+        ring = os.pread(sheet.fd, VALUES_ROOM, RING_AT)
         lines = page.ring_lines(ring, sheet.values_read, end, total())
         sheet.values_read = end
         return [(sheet.rank, line) for line in lines]
