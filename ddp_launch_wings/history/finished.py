@@ -18,8 +18,6 @@ from rendezvous.values.questions import CannotAnswer, LogsWanted
 from rendezvous.values.types import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddp_launch_wings.history.story_file import Story
     from launcher.output.log_file import StreamKey
     from rendezvous.values.events import Event
@@ -30,9 +28,9 @@ _STREAM = re.compile(r"generation_(\d{1,9})/rank_(\d{1,9})/(stdout|stderr)\.log"
 _KILLED = 137  # the exit code that a shell reports for a killed command
 
 
-def finished_jobs(environ: Mapping[str, str], log_dir: str = "") -> list[FinishedJob]:
+def finished_jobs(folder: str, log_dir: str = "") -> list[FinishedJob]:
     """The jobs of this user, the last one first, without those whose agents still run."""
-    found = story_file.stories(story_file.folder_of(environ), log_dir)
+    found = story_file.stories(story_file.folder_of(folder), log_dir)
     return [FinishedJob(story) for story in found if _has_ended(story)]
 
 

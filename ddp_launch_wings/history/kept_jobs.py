@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddp_launch_wings.history.finished import FinishedJob
     from ddp_launch_wings.history.keeping import HistoryWriter
     from rendezvous.service.owner import OpenJob
@@ -14,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def keeper(job: OpenJob, folder: str, most: int, logs: str, *, is_temporary: bool) -> HistoryWriter:
-    """`folder`: as the option names it; "" for the folder of this user."""
+    """`folder`: as --history-dir names it; "" for the folder of this user."""
     from ddp_launch_wings.history.keeping import HistoryWriter
-    from ddp_launch_wings.history.story_file import VARIABLE, folder_of
+    from ddp_launch_wings.history.story_file import folder_of
 
-    chosen = folder_of({VARIABLE: folder}) if most else ""
+    chosen = folder_of(folder) if most else ""
     return HistoryWriter(job, chosen, most, logs, is_temporary=is_temporary)
 
 
@@ -28,7 +26,8 @@ async def logs_in(folder: str, wanted: LogsWanted) -> Told:
     return await finished.Files(folder).ask(wanted, 0.0)
 
 
-def finished_jobs(environ: Mapping[str, str], log_dir: str) -> list[FinishedJob]:
+def finished_jobs(folder: str, log_dir: str) -> list[FinishedJob]:
+    """`folder`: as for `keeper`."""
     from ddp_launch_wings.history import finished
 
-    return finished.finished_jobs(environ, log_dir)
+    return finished.finished_jobs(folder, log_dir)

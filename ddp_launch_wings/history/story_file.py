@@ -22,12 +22,11 @@ from rendezvous.rounds.event_log import Past, decode_past, encode_past
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from rendezvous.values.job_state import JobState
 
-VARIABLE = "DDP_LAUNCH_HISTORY_DIR"  # of the option of the launcher; ddpctl reads it as well
-OFF = "none"
+OFF = "none"  # instead of a folder
 ENDING, OUTPUT = ".story", ".logs"
 IN_LOGS = f"job{ENDING}"  # in the folder of the logs of a job
 MOST_DAYS = 14.0
@@ -68,9 +67,9 @@ def process_of(pid: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------
 
 
-def folder_of(environ: Mapping[str, str]) -> str:
-    """The folder of this user; "" if there is none, and none can be made."""
-    if named := environ.get(VARIABLE, ""):
+def folder_of(named: str) -> str:
+    """What --history-dir names, else the folder of this user; "" if there is none, and none can be made."""
+    if named:
         return "" if named == OFF else os.path.abspath(named)
     name = f"ddp-launch-history-{os.getuid()}"
     return next((path for base in ("/var/tmp", "/tmp") if _is_usable(path := os.path.join(base, name))), "")

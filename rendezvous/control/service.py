@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 OPERATIONS = "/rendezvous.v1.Operations/"
-HISTORY_DIR = "DDP_LAUNCH_HISTORY_DIR"
+_HISTORY_DIR = "DDP_LAUNCH_HISTORY_DIR"  # of --history-dir of the launcher
 _ROUNDS = 3
 _PAUSE_S = 0.25
 _FOLLOWED_S = 60.0  # for which `watch` keeps trying while no replica has the job
@@ -75,8 +75,8 @@ class Service:
             return []
         if self._finished is None:
             wing = doors.find(doors.HISTORY, "files")
-            environ = os.environ if self._finds_local else {HISTORY_DIR: "none"}
-            self._finished = list(wing.finished_jobs(environ, self._log_dir))
+            folder = os.environ.get(_HISTORY_DIR, "") if self._finds_local else "none"
+            self._finished = list(wing.finished_jobs(folder, self._log_dir))
         return self._finished
 
     def _is_in_files(self, job_id: str, error: grpc.aio.AioRpcError) -> bool:

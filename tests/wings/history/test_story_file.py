@@ -32,7 +32,7 @@ def keep(folder: Path, label: Label = LABEL, past: Past = PAST, state: JobState 
 
 
 def found(folder: Path, log_dir: str = "") -> list[FinishedJob]:
-    return finished_jobs({story_file.VARIABLE: str(folder)}, log_dir)
+    return finished_jobs(str(folder), log_dir)
 
 
 @pytest.mark.parametrize("job_id", ["job", "a b", "täg/lich", "..", "x" * 128, "\u202e'$(id)"])
@@ -95,6 +95,6 @@ def test_it_is_found_beside_the_logs_too_and_once(tmp_path: Path) -> None:
     logs.mkdir(parents=True)
     story_file.write(str(logs / story_file.IN_LOGS), LABEL, ENDED, PAST)
     for log_dir in (tmp_path / "logs", logs):
-        assert [job.job_id for job in finished_jobs({story_file.VARIABLE: "none"}, str(log_dir))] == ["job"]
+        assert [job.job_id for job in finished_jobs("none", str(log_dir))] == ["job"]
     keep(tmp_path)
     assert len(found(tmp_path, str(logs))) == 1
