@@ -21,6 +21,7 @@ from launcher.settings.assemble import HostEnvironment, assemble, entry_point, r
 from launcher.settings.checks import read_config
 from launcher.settings.config import Settings, config_path, merge, unknown_variables
 from launcher.settings.values import printable
+from rendezvous.values.contracts import INTERRUPTED
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         _print_message("error", with_code(str(error), Code.PACKAGE_MISSING))
         return UsageError.exit_code
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 def _command_of_a_wing(words: list[str]) -> Command | None:

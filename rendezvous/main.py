@@ -16,6 +16,7 @@ import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser, add_completion
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
+from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.durations import seconds_in
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.version import VERSION
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("rendezvous")
-_USAGE, _CANNOT = 2, 1
+_CANNOT = 1
 _EXAMPLES = """\
 examples:
   ddp-rendezvous serve
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         doors.WingMissing,
     ) as error:  # with a message for the user
         _print_error(error)
-        return _USAGE
+        return INVALID_USAGE
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -136,7 +137,7 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
 
     if problem := _page_problem(settled):
         _print_error(problem)
-        return _USAGE
+        return INVALID_USAGE
     start_logging(settled["log_format"], settled["log_level"])
     raise_file_limit()
     for warning in settings.warnings(settled):
@@ -145,7 +146,7 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
         store = await open_store(settled["store"])
     except StoreError as error:
         _print_error(error)
-        return _USAGE if isinstance(error, BadUrl) else _CANNOT
+        return INVALID_USAGE if isinstance(error, BadUrl) else _CANNOT
     server = Server(store, _server_options(settled))
     try:
         await server.start()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddp_launch_wings.departures import notices
 from ddp_launch_wings.departures.notices import Departure, NotRead, checkpoint_wait_s
+from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HELP = "watch for the announcement that this node leaves; then take a checkpoint, and drain the node"
-_USAGE, _WITHIN_S, _LARGEST, _NOT_FOUND = 2, 3.0, 1 << 20, 404
+_WITHIN_S, _LARGEST, _NOT_FOUND = 3.0, 1 << 20, 404
 _CTL = "import sys; from _ddp_launch_entry import ddpctl; sys.exit(ddpctl())"
 _METADATA = "http://169.254.169.254"
 _URLS = {
@@ -64,7 +65,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     sources = [source for source in arguments.source.split(",") if source]
     if unknown := [each for each in sources if not _is_known(each)]:
         _say(with_code(f"{unknown[0]!r} is not a source. Use a name, a URL or a path", Code.INVALID_VALUE))
-        return _USAGE
+        return INVALID_USAGE
     watch = DepartureWatch(sources, arguments.lead, os.environ)
     while (departure := watch.look(time.time())) is None:
         time.sleep(arguments.every)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rendezvous.control.formats import add_output, warn
+from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
     import argparse
 
 HELP = "make the decisions of a journal again, or with other settings; needs no service"
-_USAGE = 2
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -40,4 +40,4 @@ def carry_out(arguments: argparse.Namespace) -> int:
         if error.filename is None:  # of standard output
             raise
         warn(f"cannot read {error.filename}: {error.strerror}", Code.FILE_UNREADABLE)
-    return _USAGE
+    return INVALID_USAGE

@@ -15,6 +15,7 @@ from ddp_launch_wings.submit.job import BadJobFile, read
 from ddp_launch_wings.submit.kubernetes import own_secret
 from rendezvous.access import secret
 from rendezvous.control.yaml_text import documents
+from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ddp_launch_wings.submit.job import JobFile
 
 
-_USAGE = 2
 _DEFAULT = "ddp.toml"
 _MOST_BYTES = 2**24
 
@@ -46,7 +46,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         return _carry_out(read(_load(arguments.file), arguments.script), arguments)
     except BadJobFile as error:
         _print_error(f"{arguments.file}: {error}", error.code)
-        return _USAGE
+        return INVALID_USAGE
     except BrokenPipeError:  # the reader closed the pipe
         raise
     except OSError as error:  # a full disk, or too many arguments for a program
@@ -60,7 +60,7 @@ def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
     if words := options_problem(job, arguments.target):
         problem = f"{arguments.file}: ddp-launch rejects the options of the job file:\n{words}"
         _print_error(problem, Code.JOB_FILE_INVALID)
-        return _USAGE
+        return INVALID_USAGE
     if arguments.dry_run:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -27,6 +27,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.assemble import HostEnvironment, assemble
 from launcher.settings.config import Settings, unknown_variables
 from launcher.settings.spec import EntryKind, EntryPoint
+from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def _check(spec: LaunchSpec, as_json: bool) -> int:
             report = await _with_others(spec, report)
         except CannotConnect as error:
             _say(with_code(f"error: {error}", error.code))
-            return 2
+            return INVALID_USAGE
     _show(_as_json(report) if as_json else _as_table(report, spec.log.color))
     return exit_code(report.checks)
 

@@ -178,13 +178,18 @@ WINGS_NEED = {
         "mpi4py torch",
     ),
     "torchrun": needs("rendezvous.client rendezvous.values", "torch"),
-    "departures": needs("rendezvous.values.error_codes rendezvous.values.late_dataclass"),
+    "departures": needs(
+        "rendezvous.values.contracts rendezvous.values.error_codes rendezvous.values.late_dataclass"
+    ),
     "callers": needs("launcher.cli launcher.settings.arguments rendezvous.values.error_codes", "torch"),
     "replay": needs(
         "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay rendezvous.rounds.admission "
         "rendezvous.values"
     ),
-    "submit": needs("rendezvous.access.secret rendezvous.control.yaml_text rendezvous.values.error_codes"),
+    "submit": needs(
+        "rendezvous.access.secret rendezvous.control.yaml_text rendezvous.values.contracts "
+        "rendezvous.values.error_codes"
+    ),
 }
 
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
