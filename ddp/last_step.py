@@ -119,11 +119,9 @@ def _check(save: object, limit_s: float) -> None:
 _WITHOUT_REPLICAS = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
-    ("torch.distributed.optim", "ZeroRedundancyOptimizer"),
-    ("torch.distributed.optim", "PostLocalSGDOptimizer"),
-    ("ddp.sharding.sharded_optimizer", "ShardedOptimizer"),
     ("ddp.averaging", "LocalSGD"),
 )
+_OPTIMIZERS_WITHOUT = {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "ShardedOptimizer"}
 
 
 def _refusal(what: str) -> str:
@@ -147,9 +145,9 @@ def _kind_without_replicas() -> str:
 
 def _kind_of(optimizer: Any) -> str:
     """The same for what one optimizer updates."""
-    kind = type(optimizer).__name__
-    if any(kind == name for _module, name in _WITHOUT_REPLICAS):
-        return kind
+    kinds = [kind.__name__ for kind in type(optimizer).__mro__]
+    if name := next((kind for kind in kinds if kind in _OPTIMIZERS_WITHOUT), ""):
+        return name
     parameters = (each for group in getattr(optimizer, "param_groups", ()) for each in group["params"])
     is_sharded = any(place.is_shard() for each in parameters for place in getattr(each, "placements", ()))
     return "parameters in shards (DTensor)" if is_sharded else ""

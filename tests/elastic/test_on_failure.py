@@ -180,7 +180,7 @@ assert ddp.resume_path() is None
 os.environ["DDP_SCRATCH"] = "/nowhere"
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(fully_shard(model).parameters())
+OPTIMIZER
 try:
     ddp.on_failure(save)
 except WrongUse as error:
@@ -188,12 +188,26 @@ except WrongUse as error:
     print(error)
 del model, optimizer
 """
+SHARDED = """
+class Own(ddp.ShardedOptimizer):
+    pass
+optimizer = Own(ddp.DistributedDataParallel(model), torch.optim.SGD, lr=0.1)
+"""
 
 
-def test_shards_are_refused_and_without_a_launcher_there_is_no_effect() -> None:
-    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("optimizer", "named"),
+    [
+        ("optimizer = torch.optim.SGD(fully_shard(model).parameters())", "FSDPModule|DTensor"),
+        (SHARDED, "with ShardedOptimizer each rank"),
+    ],
+    ids=["shards", "a class of its own"],
+)
+def test_shards_are_refused_and_without_a_launcher_there_is_no_effect(optimizer: str, named: str) -> None:
+    source = REFUSED.replace("OPTIMIZER", optimizer)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert re.search("FSDPModule|DTensor", done.stdout)
+    assert re.search(named, done.stdout)
 
 
 @NIGHTLY
