@@ -9,7 +9,9 @@ the machine is. `make nightly` tries examples that nobody has seen.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from launched import Launched
 
 from launcher.health.pages import Pages
+from rendezvous import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +59,18 @@ def pages() -> Iterator[Pages]:
     made = Pages()
     yield made
     made.close_all()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder of this test for the sockets of jobs without a service; short, as the paths of sockets are."""
+    folder = tempfile.mkdtemp(prefix="run-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    monkeypatch.delenv("DDP_RENDEZVOUS", raising=False)
+    folders = [os.path.join(folder, f"ddp-launch-jobs-{os.getuid()}")]
+    monkeypatch.setattr(local, "_folders", lambda: iter(folders))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

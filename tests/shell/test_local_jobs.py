@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +15,6 @@ from rendezvous import local
 from rendezvous.control.ctl import main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from launched import Launch
 
 SCRIPT = """
@@ -31,19 +27,6 @@ while not os.path.exists(os.path.join(os.environ["THERE"], "over")):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.path.exists(os.path.join(os.environ["THERE"], "fail")):
         sys.exit(3)
 """
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A folder of this test for the sockets; short, as the paths of sockets are."""
-    folder = tempfile.mkdtemp(prefix="run-")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-    monkeypatch.delenv("DDP_RENDEZVOUS", raising=False)
-    monkeypatch.setattr(
-        local, "_folders", lambda: iter([os.path.join(folder, f"ddp-launch-jobs-{os.getuid()}")])
-    )
-    yield folder
-    shutil.rmtree(folder)
 
 
 def ctl(capsys: pytest.CaptureFixture[str], *words: str) -> str:

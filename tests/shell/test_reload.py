@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +12,10 @@ from launched import eventually
 
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.settings.spec import EntryKind, EntryPoint
-from rendezvous import local
 from rendezvous.control.ctl import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from launched import Launch, Launched
@@ -61,18 +58,6 @@ def check(step):
     if step > first[0] + 3:
         raise ValueError("a bad edit")
 """
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A folder of this test for the sockets; short, as the paths of sockets are."""
-    folder = tempfile.mkdtemp(prefix="run-")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-    monkeypatch.delenv("DDP_RENDEZVOUS", raising=False)
-    folders = [os.path.join(folder, f"ddp-launch-jobs-{os.getuid()}")]
-    monkeypatch.setattr(local, "_folders", lambda: iter(folders))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

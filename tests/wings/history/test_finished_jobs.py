@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 from launched import eventually
 from served import serving
 
-from rendezvous import local
 from rendezvous.control.ctl import main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from launched import Launch
 
 SCRIPT = """
@@ -32,18 +27,10 @@ if os.environ["RANK"] == "1" and os.environ["DDP_GENERATION"] == "1":
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def kept(monkeypatch: pytest.MonkeyPatch, runtime: str) -> dict[str, str]:
     """The variables of the command and of ddpctl."""
-    folder = tempfile.mkdtemp(prefix="run-")
-    chosen = {"XDG_RUNTIME_DIR": folder, "DDP_LAUNCH_HISTORY_DIR": f"{folder}/history"}
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("DDP_RENDEZVOUS", "")
-    monkeypatch.setattr(
-        local, "_folders", lambda: iter([os.path.join(folder, f"ddp-launch-jobs-{os.getuid()}")])
-    )
-    yield chosen
-    shutil.rmtree(folder)
+    monkeypatch.setenv("DDP_LAUNCH_HISTORY_DIR", f"{runtime}/history")
+    return {"XDG_RUNTIME_DIR": runtime, "DDP_LAUNCH_HISTORY_DIR": f"{runtime}/history"}
 
 
 def ctl(capsys: pytest.CaptureFixture[str], *words: str) -> str:
