@@ -2,8 +2,8 @@
 
 Our own: {"departs": "the rack is moved", "in_s": 120}. `in_s` may be missing. Without `departs`, the node stays.
 
-What is not clearly an announcement is none: a node that is drained without need costs a restart, and an announcement is
-there again at the next look.
+An answer that is unclear does not count as an announcement. To drain a node without need costs a restart, and a real
+announcement is there again at the next look.
 """
 
 from __future__ import annotations

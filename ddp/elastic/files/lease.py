@@ -3,7 +3,7 @@
 On one machine the kernel is the evidence: the first rank of a job holds a lock on a file beside the folder, which ends
 with its process. Other machines may not see that lock. So the holder also renews the time of the file. Who finds the
 file of another machine looks at this time, by the clock of the file system, and if it is recent, watches whether it
-changes. A job that has crashed locks out nobody on its machine, and others for `_WATCH_S` at most.
+changes. After a crash, the lease is free at once on the same machine. Other machines wait for `_WATCH_S` at most.
 """
 
 from __future__ import annotations
