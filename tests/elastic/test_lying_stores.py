@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,10 +25,29 @@ N_STEPS = 8
 KEPT = 3
 
 
+class Clock:
+    """Stands still but for those who sleep: how slow the machine is does not decide what was waited for."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        with self._lock:
+            return self._now_s
+
+    def sleep(self, duration_s: float) -> None:
+        with self._lock:
+            self._now_s += duration_s
+
+
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir(mode=0o700)
     monkeypatch.setenv("DDP_SCRATCH", str(tmp_path / "scratch"))
+    clock = Clock()
+    monkeypatch.setattr(folders, "time", clock)
+    monkeypatch.setattr(manifest, "time", clock)
     monkeypatch.setattr(folders, "_FIRST_PAUSE_S", 0.0005)
     monkeypatch.setattr(folders, "_LONGEST_PAUSE_S", 0.001)
     monkeypatch.setattr(folders, "_STALE_S", 0.1)
