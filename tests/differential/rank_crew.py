@@ -4,6 +4,8 @@ They are forked from a process that has imported torch. Each program has a proce
 milliseconds: what an earlier program left in flight cannot reach a later one. A rank that waits for a peer that has
 ended its program is stuck; so is one that does not come further for some seconds. Then all ranks are killed, and the
 next program gets new ones.
+
+Only time in which the machine lets the ranks run counts as time without progress: see `Patience`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +29,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from drawn_program import Program
 
-_LIMIT = timedelta(seconds=300)  # of the groups: the crew itself decides when a rank is stuck
-_START_S = 60.0
+_LIMIT = timedelta(days=1)  # of the groups: the crew itself decides when a rank is stuck
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,14 @@ class Crew:
     def end(self, patience: float) -> list[Any]:
         """-> for each rank its records, or `Stuck`. `patience`: seconds without any progress."""
         answers: list[Any] = [None] * self.world
-        last, moved = self._places(answers), time.monotonic()
+        last, waited = self._places(answers), Patience(self._processes)
         while any(answer is None for answer in answers):
             waiting = {self._pipes[i]: i for i in range(self.world) if answers[i] is None}
             for pipe in multiprocessing.connection.wait(list(waiting), 0.05):
                 answers[waiting[pipe]] = _received(pipe, self._at[waiting[pipe]])
             if (here := self._places(answers)) != last:
-                last, moved = here, time.monotonic()
-            if time.monotonic() - moved > (patience / 3 if _has_failed(answers) else patience):
+                last, waited = here, Patience(self._processes)
+            if waited.seconds() > (patience / 3 if _has_failed(answers) else patience):
                 answers = [answer or Stuck(self._at[i]) for i, answer in enumerate(answers)]
         if any(isinstance(answer, Stuck) for answer in answers):
             self.close()
@@ -78,7 +80,7 @@ class Crew:
         context = multiprocessing.get_context("forkserver")
         preload = ["torch", "torch.distributed.optim", "torch._dynamo", "torch.testing"]
         context.set_forkserver_preload(preload)
-        self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        self._store = dist.TCPStore("127.0.0.1", 0, None, True, _LIMIT, wait_for_workers=False)
         self._at: Any = context.RawArray("i", [-9] * self.world)
         for rank in range(self.world):
             ours, theirs = context.Pipe()
@@ -91,9 +93,8 @@ class Crew:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        for pipe in self._pipes:
-            if not pipe.poll(_START_S) or pipe.recv() != "ready":
-                raise RuntimeError(f"a rank of the crew {self.kind!r} did not start within {_START_S} s")
+        for pipe in self._pipes:  # however long it takes: a rank that dies ends its pipe
+            pipe.recv()
 
     def close(self) -> None:
         for process in self._processes:
@@ -102,6 +103,32 @@ class Crew:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+
+
+class Patience:
+    """The time since its construction without the time in which the ranks were ready to run and got no CPU."""
+
+    def __init__(self, processes: list[Any]) -> None:
+        self._processes = processes
+        self._began = self._now()
+
+    def seconds(self) -> float:
+        return counted(*(now - then for now, then in zip(self._now(), self._began, strict=True)))
+
+    def _now(self) -> tuple[float, float, float]:
+        """-> the time, the CPU time of all threads of the ranks, and how long they have waited for a CPU."""
+        used = delayed = 0
+        for process in self._processes:
+            for thread in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):  # the thread has ended
+                    on_cpu, ready, _ = thread.read_text().split()
+                    used, delayed = used + int(on_cpu), delayed + int(ready)
+        return time.monotonic(), used / 1e9, delayed / 1e9
+
+
+def counted(elapsed: float, used: float, delayed: float) -> float:
+    """The seconds of waiting, of which the machine is no cause. A rank may also wait by running: `used`."""
+    return max(used, elapsed - delayed)
 
 
 def _has_failed(answers: list[Any]) -> bool:
@@ -121,7 +148,7 @@ def _serve(kind: str, rank: int, world: int, port: int, pipe: Any, at: Any) -> N
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    store = dist.TCPStore("127.0.0.1", port, None, False)
+    store = dist.TCPStore("127.0.0.1", port, None, False, _LIMIT)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_LIMIT)
     gc.collect()
     gc.freeze()  # what was imported stays: collections leave it alone

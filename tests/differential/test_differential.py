@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from differences import differences
 from drawn_model import Net
 from drawn_program import Layer, draw
 from known_differences import KNOWN
-from rank_crew import Stuck
+from rank_crew import Patience, Stuck, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +105,20 @@ def test_what_counts_as_a_difference(torchs: object, ours: object, says: str) ->
     program = replace(draw(17), world=2, ops=({"kind": "step"},))
     found = differences(program, [torchs] * 2, [ours] * 2)
     assert (says in str(found[0]), bool(says)) == (True, True) if found else not says
+
+
+def test_a_rank_without_a_cpu_is_not_stuck() -> None:
+    assert counted(elapsed=90, used=1, delayed=89) == 1
+    assert counted(elapsed=90, used=1, delayed=0) == 90
+    assert counted(elapsed=90, used=80, delayed=60) == 80
+
+
+def test_a_rank_that_computes_has_no_more_patience_than_its_cpu_time() -> None:
+    waited = Patience([multiprocessing.process.current_process()])
+    began = time.process_time()
+    while time.process_time() - began < 0.1:
+        pass
+    assert waited.seconds() >= 0.05
 
 
 PLAIN = replace(
