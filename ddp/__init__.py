@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp.launching.errors import LaunchError
     from ddp.reducer.module import DistributedDataParallel
     from ddp.telemetry.comm_error import CommError
-    from ddp.telemetry.sections import section, status
+    from ddp.telemetry.sections import exclude_node, section, status
     from ddp.telemetry.values import log
 
 if "t" in sys.abiflags:
@@ -39,6 +39,7 @@ __all__ = [
     "check_numerics",
     "comm_hooks",
     "elastic",
+    "exclude_node",
     "init",
     "launch",
     "log",
@@ -58,6 +59,7 @@ _FROM = {
     "InitError": "ddp.groups.rank_info",
     "LaunchError": "ddp.launching.errors",
     "Place": "ddp.groups.process_group",
+    "exclude_node": "ddp.telemetry.sections",
     "init": "ddp.groups.process_group",
     "launch": "ddp.launching.api",
     "on_failure": "ddp.last_step",

@@ -40,7 +40,7 @@ from launcher.failure.symptoms import is_consequence
 from launcher.health import page
 from launcher.health.communication import CommunicationWatch
 from launcher.health.hang_watch import HangWatch
-from launcher.health.node_watch import NodeWatch, PhaseTimesWatch
+from launcher.health.node_watch import NodeWatch, PhaseTimesWatch, Requests
 from launcher.health.stall_detection import excused
 from launcher.health.stop_watch import StopWatch
 from launcher.health.time_watch import TimeWatch
@@ -287,7 +287,7 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         time,
         _restart_watch(shell, connection, ranks, node),
         editions,
-        (hangs, phases, time, stops, measured),
+        (hangs, phases, time, stops, measured, Requests(node, shell.boundary)),
     )
 
 

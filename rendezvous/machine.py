@@ -246,7 +246,7 @@ def _node_health(state: JobState, event: NodeHealth, now: float) -> Result:
     exclusion = state.excluded.get(node)
     if was and not event.unfit and exclusion is not None and exclusion.for_health:
         return orders.readmit(state, [node], now)
-    return state, ()
+    return orders.leave_out(state, event.agent, event.unfit, now) if event.is_asked else (state, ())
 
 
 def _finish_if_none_pending(state: JobState) -> Result:

@@ -22,6 +22,7 @@ CHECKPOINT_REQUEST = "DDP_CHECKPOINT_REQUEST"
 RESUME_PATH = "DDP_RESUME_PATH"  # what ranks of an earlier generation have saved after its failure
 # Files in the folder of DDP_SCRATCH, with the generation behind: what a rank has saved, and that one is saving.
 SAVED_STATE, SAVING = "saved-", "saving-"
+EXCLUDE_NODE = "exclude-node"  # a file there: why a rank asks to leave out its node
 LOGICAL_WORLD = "DDP_LOGICAL_WORLD"
 REDUNDANCY = "DDP_REDUNDANCY"
 TOPOLOGY = "DDP_TOPOLOGY"

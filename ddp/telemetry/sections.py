@@ -1,13 +1,15 @@
-"""`ddp.section` and `ddp.status`: what a script reports about itself, for users and for hang detection."""
+"""What a script reports about itself, for users and for hang detection, and what it asks for: `ddp.exclude_node`."""
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongValue
+from ddp.telemetry.contracts import EXCLUDE_NODE, SCRATCH
 from ddp.telemetry.status_page import CHECKPOINT, EVALUATION, SECTION, page
 
 if TYPE_CHECKING:
@@ -72,3 +74,21 @@ def status(text: str, *, step: int | None = None, total: int | None = None) -> N
         it.number(step)
     if total is not None:
         it.total(total)
+
+
+def exclude_node(reason: str) -> None:
+    """Ask to leave the node of this rank out of the job, for example because its GPU computes wrong numbers.
+
+    If another node can take over, all ranks restart without this one, and no restart is counted. Otherwise the job
+    continues with it, and the launcher says so. Return at once: raise an exception to end this rank. Without the
+    launcher, this has no effect.
+    """
+    text = " ".join(str(reason).split())
+    if not text:
+        raise WrongValue('invalid reason "" in ddp.exclude_node: empty. Say what is wrong with the node')
+    if (folder := os.environ.get(SCRATCH)) and (rank := os.environ.get("RANK")):
+        written = f"{folder}/{EXCLUDE_NODE}.{os.getpid()}-{threading.get_ident()}"
+        with suppress(OSError):  # the launcher is gone, or runs in another container
+            with open(written, "w", encoding="utf-8", errors="replace") as file:
+                file.write(f"rank {rank} asks to leave this node out: {text}")
+            os.replace(written, f"{folder}/{EXCLUDE_NODE}")

@@ -92,7 +92,10 @@ def _missing(folder: LogFolder, lacks_beginnings: bool) -> str:
 
 
 def exit_code(spec: LaunchSpec, finish: Finish) -> int:
-    if finish.outcome is not None and finish.exit_code in spec.reserved_exit_codes:
+    outcome = finish.outcome
+    if outcome is None or outcome.is_crash_loop:  # this code is ours
+        return finish.exit_code
+    if finish.exit_code in spec.reserved_exit_codes:
         return _FAILED
     return finish.exit_code
 

@@ -131,11 +131,18 @@ def _facts(outcome: Outcome, cause: Cause | None, log_dir: str, budget: str) -> 
         ("heals", f"{outcome.heals} used" if outcome.heals else ""),
         ("restarts", _restarts(outcome, budget)),
         ("log", (cause.log if cause else "") or log_dir),
-        ("exit code", str(outcome.exit_code)),
+        ("exit code", _exit_code_in_words(outcome)),
         ("code", _code_row(outcome)),
         ("hint", cause.hint if cause else ""),
     ]
     return [(label, text) for label, text in facts if text]
+
+
+def _exit_code_in_words(outcome: Outcome) -> str:
+    first = outcome.first_cause
+    if not outcome.is_crash_loop or first is None:
+        return str(outcome.exit_code)
+    return f"{outcome.exit_code} (--crash-loop: do not start the job again; the rank ended with {first.exit_code})"
 
 
 def _when(cause: Cause) -> str:

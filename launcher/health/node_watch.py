@@ -40,6 +40,7 @@ from launcher.settings.spec import timer_file
 from launcher.sources import Opinion, SourceFailed
 from launcher.template import scratch, tree
 from launcher.template.cgroup import folders as folders_of
+from launcher.template.contracts import EXCLUDE_NODE
 from launcher.template.tree import process_stat
 from rendezvous.service.web import Web
 from rendezvous.values.cause_text import signal_name
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_S = 5.0
 _UNFIT_CHARS = 1000
+_REQUESTS_S = 1.0
 
 
 class PhaseTimesWatch(RankWatcher):
@@ -88,6 +90,22 @@ class PhaseTimesWatch(RankWatcher):
         now = self._state()
         if now.phase is not AgentPhase.DONE and now.generation == self._generation:
             self._send(PhaseTimesReported(now.agent, now.generation, phase_times(self._pages.views())))
+
+
+class Requests(RankWatcher):
+    """Looks whether a rank has asked for something. The end of a rank looks at once (`with_node_problems`)."""
+
+    what = "reading what the ranks ask for"
+
+    def __init__(self, node: NodeWatch, boundary: ErrorBoundary) -> None:
+        super().__init__(boundary)
+        self._node = node
+
+    def pause_s(self) -> float:
+        return _REQUESTS_S
+
+    def look(self) -> None:
+        self._node.read_requests()
 
 
 class NodeWatch:
@@ -183,8 +201,24 @@ class NodeWatch:
         unfit = self._health.unfit[:_UNFIT_CHARS]
         return NodeHealth(self.state_now.agent, news, self._health.texts, unfit)
 
+    def read_requests(self) -> None:
+        """Pass on that a rank asks to leave this node out (`ddp.exclude_node`), for as long as this agent runs."""
+        path = f"{self._scratch}/{EXCLUDE_NODE}"
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = printable(file.read(_UNFIT_CHARS))
+        except FileNotFoundError:
+            return
+        os.unlink(path)
+        problem = node_health.HealthProblem(text, self._loop.time(), unfit=True)
+        self._health = replace(self._health, complaints={**self._health.complaints, EXCLUDE_NODE: problem})
+        self._say_to_user(f"{self.state_now.agent.node}: {text}")
+        self._send(replace(self._health_news(text), is_asked=True))
+        self.on_news(text)
+
     def with_node_problems(self, ended: RankEnded) -> RankEnded:
         """Add the problems of the node before the failure to the hint."""
+        self.read_requests()
         if ended.cause is None:
             return ended
         expired = self._expired.pop(ended.cause.rank, "")

@@ -357,14 +357,16 @@ class PhaseTimesReported(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[PhaseTimes, _Mapping]]] = ...) -> None: ...
 
 class NodeHealth(_message.Message):
-    __slots__ = ("news", "complaints", "unfit")
+    __slots__ = ("news", "complaints", "unfit", "is_asked")
     NEWS_FIELD_NUMBER: _ClassVar[int]
     COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
     UNFIT_FIELD_NUMBER: _ClassVar[int]
+    IS_ASKED_FIELD_NUMBER: _ClassVar[int]
     news: str
     complaints: _containers.RepeatedScalarFieldContainer[str]
     unfit: str
-    def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ...) -> None: ...
+    is_asked: bool
+    def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ..., is_asked: bool = ...) -> None: ...
 
 class RankTimesReported(_message.Message):
     __slots__ = ("ranks",)
@@ -1269,7 +1271,7 @@ class StoreAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place", "sources")
+    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place", "sources", "is_crash_loop")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1278,6 +1280,7 @@ class Decision(_message.Message):
     IS_INTERRUPT_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    IS_CRASH_LOOP_FIELD_NUMBER: _ClassVar[int]
     kind: DecisionKind
     reason: str
     generation: int
@@ -1286,10 +1289,11 @@ class Decision(_message.Message):
     is_interrupt: bool
     in_place: bool
     sources: SourceChange
-    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ..., sources: _Optional[_Union[SourceChange, str]] = ...) -> None: ...
+    is_crash_loop: bool
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ..., sources: _Optional[_Union[SourceChange, str]] = ..., is_crash_loop: bool = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals", "time")
+    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals", "time", "is_crash_loop")
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -1299,6 +1303,7 @@ class Outcome(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     HEALS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    IS_CRASH_LOOP_FIELD_NUMBER: _ClassVar[int]
     succeeded: bool
     reason: str
     exit_code: int
@@ -1308,7 +1313,8 @@ class Outcome(_message.Message):
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     heals: int
     time: JobTime
-    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., heals: _Optional[int] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ...) -> None: ...
+    is_crash_loop: bool
+    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., heals: _Optional[int] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ..., is_crash_loop: bool = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

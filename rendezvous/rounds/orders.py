@@ -13,7 +13,7 @@ from rendezvous.rounds.healing import obstacle_to_order
 from rendezvous.rounds.policy import growth, plan_restart, restarts_spent, room_to_grow
 from rendezvous.rounds.sealing import checkpoint_request, gather, last_call, tell_progress
 from rendezvous.rounds.stopping import order_stop
-from rendezvous.values.events import Persist, Tell
+from rendezvous.values.events import Notice, Persist, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.job_state import (
     Exclusion,
@@ -30,6 +30,7 @@ from rendezvous.values.types import Cause, Decision, DecisionKind, Recover, Scal
 if TYPE_CHECKING:
     from rendezvous.values.events import Effect, HealReady
     from rendezvous.values.job_state import Member
+    from rendezvous.values.types import AgentId
 
 
 DRAINED = "drained by an operator: "
@@ -48,6 +49,23 @@ def drain(state: JobState, node: str, reason: str, now: float) -> Result:
         words = f"draining {node}: {reason}; {plan.words}"
         return order_stop(state, plan.decision(words, state.generation), now)
     return _reconsider(state, now)
+
+
+def leave_out(state: JobState, agent: AgentId, reason: str, now: float) -> Result:
+    """A rank asks to leave its node out: at once if enough nodes remain, otherwise at a restart when they do."""
+    member = state.members.get(agent.node)
+    if not is_live(state) or member is None or member.node_rank is None or agent.node in state.excluded:
+        return state, ()
+    in_place = not healing.obstacle_to_order(state)
+    plan = plan_restart(state, without=agent.node, in_place=in_place)
+    if plan.kind is DecisionKind.WAIT:
+        words = f"no other node can take over from {agent.node}, so the job continues with it ({reason})"
+        return state, (Tell(agent, Notice(state.generation, words)),)
+    until_resumed = Exclusion(f"{reason} (`ddpctl resume` admits it again)")
+    state = replace(state, excluded=state.excluded.plus(agent.node, until_resumed))
+    return order_stop(
+        state, plan.decision(f"{agent.node} is excluded: {reason}; {plan.words}", state.generation), now
+    )
 
 
 def resume_node(state: JobState, node: str, now: float) -> Result:

@@ -144,7 +144,7 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
     if cause.final or action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, _why_final(cause), cause)
     if loop := crash_loop(state, cause):
-        return _verdict(state, DecisionKind.FAIL, loop, cause)
+        return _looped(state, loop, cause)
     exclude, exclude_reason = _node_to_exclude(state, cause, action)
     why_not = healing.obstacle(state, cause, rule, exclude) or heals_spent(state, now)
     if why_not and (spent := restarts_spent(state, now)):
@@ -185,7 +185,7 @@ def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
         return _verdict(state, DecisionKind.FAIL, _why_final(first), first)
     loop = _loop_in_words(spec, next_streak(state, first))
     if loop := loop or standstill_in_words(spec, standstill_after_failure(state, first)):
-        return _verdict(state, DecisionKind.FAIL, loop, first)
+        return _looped(state, loop, first)
     exclude, exclude_reason = _node_to_exclude(state, first, action)
     why_not = healing.obstacle_after_stop(state, first, rule, exclude) if sent.in_place else ""
     if why_not and (spent := restarts_spent(state, now)):
@@ -204,6 +204,10 @@ def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
 
 def _verdict(state: JobState, kind: DecisionKind, reason: str, cause: Cause) -> Verdict:
     return Verdict(Decision(kind, reason, state.generation, cause))
+
+
+def _looped(state: JobState, reason: str, cause: Cause) -> Verdict:
+    return Verdict(Decision(DecisionKind.FAIL, reason, state.generation, cause, is_crash_loop=True))
 
 
 def _action_for(spec: JobSpec, cause: Cause) -> PolicyAction:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rendezvous.diagnosing import goodput, versions
 from rendezvous.rounds import healing
 from rendezvous.rounds.policy import first_cause_order, first_of, restarts_spent
-from rendezvous.values.contracts import ENDED_BY_ORDER, INTERRUPTED, TRY_AGAIN
+from rendezvous.values.contracts import CRASH_LOOP, ENDED_BY_ORDER, INTERRUPTED, TRY_AGAIN
 from rendezvous.values.events import (
     Assigned,
     CheckpointRequested,
@@ -616,6 +616,11 @@ def failed(state: JobState, reason: str, first: Cause) -> Outcome:
     others = sorted((c for c in state.causes.values() if c is not first), key=first_cause_order)
     causes = (first, *others)[:MAX_CAUSES]
     return Outcome(False, reason, first.exit_code or 1, first, causes, state.restarts_used)
+
+
+def looped(outcome: Outcome) -> Outcome:
+    """The outcome of a job that `--crash-loop` has ended: whoever starts jobs again must not start this one."""
+    return replace(outcome, exit_code=CRASH_LOOP, is_crash_loop=True)
 
 
 def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> Result:

@@ -24,7 +24,18 @@ from rendezvous.rounds.policy import (
     next_streak,
     plan_restart,
 )
-from rendezvous.rounds.sealing import aborted, choose, end, failed, gather, noted, seal, target_nodes, waiting
+from rendezvous.rounds.sealing import (
+    aborted,
+    choose,
+    end,
+    failed,
+    gather,
+    looped,
+    noted,
+    seal,
+    target_nodes,
+    waiting,
+)
 from rendezvous.values.cause_text import counted
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
@@ -271,7 +282,8 @@ def conclude(state: JobState, now: float) -> Result:
             state = exclude(state, again.exclude, again.exclude_reason, now)
         state = replace(noted(state, final), decision=final)
     if final.kind is DecisionKind.FAIL:
-        return end(state, failed(state, final.reason, first))
+        outcome = failed(state, final.reason, first)
+        return end(state, looped(outcome) if final.is_crash_loop else outcome)
     return _regroup(state, now)
 
 

@@ -18,6 +18,7 @@ CANNOT_RUN = 71  # this node cannot run a rank
 TRY_AGAIN = 75
 NOT_ALLOWED = 77
 UNUSABLE = 78  # options that disagree between nodes, or a credential
+CRASH_LOOP = 79  # of --crash-loop: another start would fail in the same way, so do not requeue
 CONDITION_MET = 123  # of --stop-when
 NO_PROGRESS = 124  # as timeout(1)
 INTERRUPTED = 130  # as Ctrl-C

@@ -161,6 +161,7 @@ class NodeHealth:
     news: Sentence
     complaints: tuple[Sentence, ...] = ()
     unfit: Sentence = ""  # why the node should not be part of the next world
+    is_asked: bool = False  # a rank asks to leave the node out now (`ddp.exclude_node`)
 
 
 # --- from the I/O layer of the service, or an operator -----------------------------------------------

@@ -319,6 +319,7 @@ class Decision:
     is_interrupt: bool = False  # a person pressed Ctrl-C on some node: ranks get SIGINT first
     in_place: bool = False  # ranks that can be paused keep their processes
     sources: SourceChange = SourceChange.NONE
+    is_crash_loop: bool = False  # FAIL: a rule of --crash-loop ends the job
 
     @property
     def title(self) -> str:
@@ -366,3 +367,4 @@ class Outcome:
     decisions: tuple[Decision, ...] = field(default=())
     heals: int = 0
     time: JobTime | None = None  # None: no rank has shown what it does
+    is_crash_loop: bool = False  # --crash-loop has ended the job: another start would fail in the same way

@@ -15,6 +15,7 @@ from rendezvous.values.events import (
     JobAborted,
     JobResized,
     NodeDrained,
+    NodeHealth,
     NodeResumed,
     Notice,
     Persist,
@@ -241,6 +242,31 @@ def test_a_drained_node_makes_room_and_may_come_back() -> None:
     story.happens(NodeResumed("a"))
     assert len(story.state.excluded) == 0
     assert (story.state.restarts_used, story.happens(NodeResumed("a")).effects) == (0, ())
+
+
+def asks(story: Story, node: str) -> Story:
+    return story.happens(NodeHealth(agent(node), "bad GPU", ("bad GPU",), "bad GPU", is_asked=True))
+
+
+def test_a_spare_takes_over_from_a_node_that_a_rank_asks_to_leave_out() -> None:
+    story = asks(running(spec(2, restarts=0), "a", "b", "c"), "b")
+    assert decision(story).reason == "b is excluded: bad GPU; restarting with 1 spare node"
+    story.fails("b", 2)  # the rank that has asked, and raises
+    assert story.stop("a", "b").nodes() == ["a", "c"]
+    assert story.state.restarts_used == 0
+    story.passes(3600)
+    assert "b" in story.state.excluded
+    before = story.state
+    assert asks(story, "b").state.decisions == before.decisions
+
+
+def test_a_node_that_nobody_can_replace_stays_until_somebody_can() -> None:
+    story = asks(running(spec(2), "a", "b"), "b")
+    words = "no other node can take over from b, so the job continues with it (bad GPU)"
+    assert story.told("b") == [Notice(1, words)]
+    assert story.state.phase is Phase.RUNNING
+    story.joins("c").fails("a", 0).stop("a", "b")
+    assert story.nodes() == ["a", "c"]
 
 
 def test_a_round_counts_a_resumed_node_and_not_a_drained_one() -> None:

@@ -29,6 +29,7 @@ def test_the_budget_is_used_up_in_words() -> None:
     story.fails("a", 0).stop("a")
     assert reason(story) == "--max-restarts is used up (3 of 3)"
     assert story.state.outcome is not None
+    assert (story.state.outcome.exit_code, story.state.outcome.is_crash_loop) == (3, False)
     assert story.state.outcome.restarts == 3
 
 
@@ -56,6 +57,9 @@ def test_a_rank_that_fails_at_once_three_times_running_ends_the_job() -> None:
     assert (
         reason(story) == "rank 1 failed within 1 s of its start 3 times in a row; the job ends (--crash-loop)"
     )
+    assert story.state.outcome is not None
+    assert (story.state.outcome.exit_code, story.state.outcome.is_crash_loop) == (79, True)
+    assert story.state.decisions[-1].is_crash_loop
 
 
 @pytest.mark.parametrize(("rank", "ran_s"), [(0, 0.2), (1, 30.0)])

@@ -46,7 +46,7 @@ def test_a_job_that_fails_at_the_same_step_ends_although_its_budget_never_does()
         "the job failed 5 times in a row without getting beyond step 100; it ends (--crash-loop)"
     )
     assert story.state.outcome is not None
-    assert story.state.outcome.exit_code == 3
+    assert story.state.outcome.exit_code == 79
 
 
 def test_without_the_rule_such_a_job_never_ends() -> None:

@@ -48,25 +48,35 @@ def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tm
 
 
 @pytest.mark.parametrize(
-    ("options", "generations"),
+    ("options", "generations", "code"),
     [
-        (("--max-restarts", "2/1h", "--crash-loop", "off"), 3),
-        (("--max-restarts", "9", "--crash-loop", "3/60s"), 3),
+        (("--max-restarts", "2/1h", "--crash-loop", "off"), 3, 3),
+        (("--max-restarts", "9", "--crash-loop", "3/60s", "--reserved-exit-codes", "3,79"), 3, 79),
     ],
     ids=["budget", "crash loop"],
 )
-def test_limits(launch: Launch, options: tuple[str, ...], generations: int) -> None:
+def test_limits(launch: Launch, options: tuple[str, ...], generations: int, code: int) -> None:
     source = RANK_0_STAYS + "sys.exit(3)\n"
     job = launch(*PLAIN, *options, source=source)
-    assert job.wait() == 3
+    assert job.wait() == code
     (logs,) = job.logs()
     assert len(list(logs.glob("generation_*"))) == generations
     told = job.failure()
-    assert told["exit_code"] == 3
+    assert told["exit_code"] == code
     assert told["restarts"] == generations - 1
     assert [each["kind"] for each in told["decisions"]] == ["restart"] * (generations - 1) + ["fail"]
     assert " ".join(told["reason"].split()) in job.said()
     job.assert_nothing_left(0.0)
+
+
+def test_a_rank_that_asks_to_leave_out_the_only_node_is_told_that_it_stays(launch: Launch) -> None:
+    """Although the rank ends at once: the agent reads the request before it reports the end."""
+    source = "import ddp, sys\nddp.exclude_node('wrong\\nnumbers')\nsys.exit(3)\n"
+    job = launch("--no-warm-start", "--nproc-per-node", "1", source=source)
+    assert job.wait() == 3
+    words = "no other node can take over from {}, so the job continues with it ({})"
+    asked = "rank 0 asks to leave this node out: wrong numbers"
+    assert words.format(job.failure()["first_cause"]["node"], asked) in job.stderr()
 
 
 def test_a_job_that_does_not_get_further_ends_however_long_it_runs(launch: Launch) -> None:
@@ -78,7 +88,7 @@ def test_a_job_that_does_not_get_further_ends_however_long_it_runs(launch: Launc
         "3/0s,3/step",
     )  # no time is short enough for the first rule
     job = launch("--no-warm-start", "--nproc-per-node", "1", *options, source=source)
-    assert job.wait() == 3
+    assert job.wait() == 79
     told = job.failure()
     assert told["restarts"] == 2
     assert told["reason"].startswith("the job failed 3 times in a row without getting beyond step 7; ")
