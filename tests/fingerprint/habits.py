@@ -35,10 +35,11 @@ class Habit:
         False  # an interpreter whose folder `env` the habit changes, and which has folders of users
     )
     trains: bool = True  # one step, which imports torch._dynamo
+    step: str = _STEP
 
     @property
     def source(self) -> str:
-        return _SCRIPT.format(first=self.first, before=self.before, after=_STEP if self.trains else "")
+        return _SCRIPT.format(first=self.first, before=self.before, after=self.step if self.trains else "")
 
 
 def _shell(text: str) -> tuple[str, ...]:
@@ -184,7 +185,9 @@ HABITS = {
         env={"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "NUMEXPR_NUM_THREADS": "3"}
     ),
     "variables of torch for all": Habit(
-        env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_LOGS": "+distributed"}
+        # no DistributedDataParallel: with DETAIL, torch 2.13 ends its ranks by SIGSEGV there, also under torchrun
+        env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_LOGS": "+distributed"},
+        step='fingerprint.reduce()\nfingerprint.look("step")',
     ),
     # what the shell sets
     "no standard input": Habit(wrapper=_shell("exec <&-"), trains=False),
@@ -220,3 +223,13 @@ SHORT = {
         wrapper=HABITS["settings of a shell"].wrapper,
     ),
 }
+
+# Each row of differences.txt permits something in one of these. What starts ranks learns nothing in another folder.
+EVERY_ROW = (
+    Habit(
+        "\n".join(HABITS[name].before for name in ("limits", "filters of warnings")),
+        env=HABITS["numbers of threads"].env,
+        wrapper=_shell("exec <&- >>said 2>&1"),
+    ),
+    HABITS["another folder"],
+)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outcomes import Outcome
     from random_programs import Program
 
+KILLED = -signal.SIGKILL  # the launcher, because the program took too long
 _MOST = 4  # lines that are shown of each kind
 
 # By what the difference says: the row of the table "Move from torchrun" in the README that allows it.
@@ -23,6 +25,8 @@ _ABORTED = "terminate called without an active exception"
 def differences(program: Program, torchruns: Outcome, ours: Outcome) -> list[str]:
     if program.needs_torch and any(_ABORTED in text for text in torchruns.logs.values()):
         return []
+    if torchruns.code == ours.code == KILLED:  # what was left then depends on when it was looked at
+        return ["it ends under neither launcher: the program is wrong"]
     found = _of_values("code", torchruns.code, ours.code) + _of_values("first", torchruns.first, ours.first)
     for name in ("out", "err"):
         found += _of_streams(program, name, getattr(torchruns, name), getattr(ours, name))

@@ -45,6 +45,10 @@ WELL = (
     "os.closerange(0, 64); os._exit(0)",
     "import runpy; open(f'{HERE}/WORD_{RANK}.py', 'w').write('import sys; sys.exit(0)'); runpy.run_path(f'{HERE}/WORD_{RANK}.py', run_name='__main__')",
 )
+# Rank 0 leaves while the others work. Nothing may follow: they would wait for it forever.
+WELL_WITH_TORCH = (
+    "import torch.distributed as dist\ndist.init_process_group('gloo'); dist.barrier()\nif RANK == 0: print('WORD'); sys.stdout.flush(); os._exit(0)\ntime.sleep(0.5)",
+)
 BADLY = (
     "sys.exit('')",
     "sys.exit([])",

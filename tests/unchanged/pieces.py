@@ -209,7 +209,7 @@ CLOSING = _pieces(
 )
 TORCH = _pieces(
     "import torch.distributed as dist, torch, threading\ndist.init_process_group('gloo'); groups = [dist.new_group() for _ in range(2)]; sums = [torch.ones(2) * RANK for _ in groups]\nthreads = [threading.Thread(target=lambda i=i: [dist.all_reduce(sums[i], group=groups[i]) for _ in range(20)]) for i in range(2)]\n[t.start() for t in threads]; [t.join() for t in threads]; print('WORD', RANK, [s.tolist() for s in sums]); dist.destroy_process_group()",
-    "import torch.distributed as dist\ndist.init_process_group('gloo'); dist.barrier()\nif RANK == 0: print('WORD'); sys.stdout.flush(); os._exit(0)\ntime.sleep(0.5)",
+    "import torch.distributed as dist\ndist.init_process_group('gloo'); dist.barrier(); print('WORD', RANK, dist.get_backend(), dist.is_torchelastic_launched()); dist.destroy_process_group()",
     "import torch.distributed as dist, torch\ndist.init_process_group('gloo'); work = dist.all_reduce(torch.ones(2), async_op=True); work.wait(); print('WORD', RANK, work.is_completed()); dist.destroy_process_group()",
     "import torch.multiprocessing as mp; q = mp.get_context('fork').SimpleQueue(); q.put(RANK); print('WORD', q.get())",
     "import torch, torch.utils.data as data; print(RANK, [x.tolist() for x in data.DataLoader(torch.arange(6), batch_size=2, num_workers=2, persistent_workers=True)])",

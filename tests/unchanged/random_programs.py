@@ -168,7 +168,8 @@ class _Writer:
 
     def _all_end_well(self) -> str:
         """One after the other, since their last words may share a stream."""
-        text = self._worded(self.draw.choice(endings.WELL))
+        is_of_torch = self.torch and self.draw.random() < 0.2
+        text = self._worded(self.draw.choice(endings.WELL_WITH_TORCH if is_of_torch else endings.WELL))
         wait = "others(leave=True)" if self.nproc > 1 else ""
         if not wait or not self.shares_streams:
             return text
@@ -181,8 +182,9 @@ class _Writer:
         text = self._worded(draw.choice(texts))
         if self.nproc == 1:
             return text
-        # The last words of several ranks would run into each other.
-        ways = endings.PEERS + (() if self.shares_streams and self.nproc > 2 else endings.LOUD_PEERS)
+        # The last words of several ranks would run into each other, also behind a line without an end.
+        is_loud = not (self.shares_streams and self.nproc > 2) and text.count("stderr.write") == 0
+        ways = endings.PEERS + (endings.LOUD_PEERS if is_loud else ())
         peers = self._worded(draw.choice(ways))
         leave = peers == "LEAVES"
         if leave:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from comparing import differences
+from comparing import KILLED, differences
 from outcomes import DdpLaunch, Torchrun
 from random_programs import program
 from recorded_outcomes import PROGRAMS, key, recorded
@@ -71,3 +71,5 @@ def test_a_difference_is_found(folder: Path, ddp_launch: DdpLaunch) -> None:
     other.code, other.left, other.out = 99, ["sleep"], ["a line"]
     kinds = {each.partition(":")[0] for each in differences(one, ours, other)}
     assert {"code", "left", "out"} <= kinds
+    ours.code = other.code = KILLED
+    assert len(differences(one, ours, other)) == 1  # and not the processes that were still ending

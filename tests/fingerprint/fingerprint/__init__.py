@@ -59,6 +59,20 @@ def train():
     dist.barrier()
 
 
+def reduce():
+    """Collectives only, with an optimizer, which imports torch._dynamo."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.sum().backward()
+    dist.all_reduce(parameter.grad)
+    optimizer.step()
+    dist.barrier()
+
+
 def end():
     """Write down what was seen. Where a file `fails` lies, the first attempt fails when all ranks have come so far."""
     folder, attempt, rank = os.environ[_FOLDER], os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
