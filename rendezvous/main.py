@@ -227,6 +227,7 @@ def _certificates(settled: Mapping[str, Any]) -> Any:
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:
+    from rendezvous.service import settings
     from rendezvous.service.agent_stream import ServiceLimits
     from rendezvous.service.server import ServerOptions
 
@@ -235,6 +236,7 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
         advertise=settled["advertise"],
         key_file=settled["token_keys"],
         certificates=_certificates(settled),
+        certificate_files=settings.certificate_files(settled),
         history_s=settled["history"] * 86_400.0,
         history_jobs=int(settled["history_jobs"]),
         resume_grace_s=settled["resume_grace"],

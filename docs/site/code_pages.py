@@ -15,7 +15,7 @@ from launcher.health import exposition
 from launcher.notify.job_events import EventKind
 from launcher.settings.options import OPTIONS
 from rendezvous import metrics
-from rendezvous.service import server
+from rendezvous.service import condition, server
 from rendezvous.service.settings import SETTINGS, variable
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def metric_names() -> str:
 
 
 def service_metrics() -> list[str]:
-    source = inspect.getsource(server)
+    source = inspect.getsource(server) + inspect.getsource(condition)
     rows = [
         f"| `{metrics._PREFIX}{name}_total` | counter | `{label}` | {what} |"
         for name, (label, what) in metrics._COUNTERS.items()

@@ -218,3 +218,47 @@ def _key_is_of_certificate(certificate: str, key: str) -> bool:
     except ssl.SSLError:
         return False
     return True
+
+
+# --- when certificates end --------------------------------------------------------------------------
+
+_VERSION, _UTC_TIME = 0xA0, 0x17  # tags of DER
+
+
+def ends_of(path: str) -> list[float]:
+    """When each certificate of a PEM file ends, as `time.time`. Raises `OSError`, `ValueError`."""
+    text = _read(path).decode("ascii", "replace")
+    blocks = [found[0] for found in _BLOCK.finditer(text.replace("\r\n", "\n")) if found[1] == "CERTIFICATE"]
+    if not blocks:
+        raise ValueError(f"{path} does not contain a certificate in PEM format")
+    return [_end_of(block) for block in blocks]
+
+
+def _end_of(block: str) -> float:
+    import calendar
+    import ssl
+
+    try:
+        (_, whole), *_ = _parts_of(ssl.PEM_cert_to_DER_cert(block))
+        (_, signed), *_ = _parts_of(whole)
+        fields = [each for each in _parts_of(signed) if each[0] != _VERSION]
+        _serial, _algorithm, _issuer, (_, validity), *_ = fields
+        _, (kind, end) = _parts_of(validity)
+        text = end.decode("ascii")
+        century = ("20" if text < "50" else "19") if kind == _UTC_TIME else ""
+        return float(calendar.timegm(time.strptime(century + text, "%Y%m%d%H%M%SZ")))
+    except (IndexError, ValueError) as error:
+        raise ValueError("a certificate is damaged") from error
+
+
+def _parts_of(data: bytes) -> list[tuple[int, bytes]]:
+    """The tag and the content of each element (DER)."""
+    found: list[tuple[int, bytes]] = []
+    while data:
+        tag, size, start = data[0], data[1], 2
+        if size & 0x80:
+            start = 2 + (size & 0x7F)
+            size = int.from_bytes(data[2:start])
+        found.append((tag, data[start : start + size]))
+        data = data[start + size :]
+    return found

@@ -27,6 +27,7 @@ from rendezvous.rounds.sealing import fitted
 from rendezvous.rounds.view import summary_of
 from rendezvous.service import waiting_jobs
 from rendezvous.service.agent_stream import AgentStream, Allowance, Counts, LimitReached, StreamAborted
+from rendezvous.service.ages import Ages
 from rendezvous.service.calls import NotFound, count_open
 from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob, OwnedByOther
 from rendezvous.session_replay import Redirect
@@ -55,6 +56,7 @@ _log = logging.getLogger("rendezvous")
 
 RESERVED = "rendezvous/"  # keys that scripts cannot use
 _ENDED_AT = RESERVED + "ended-at"
+_AGE = RESERVED + "age"
 _PAST = RESERVED + "past"
 _PAST_AFTER_S = 1.0  # after a change: several belong together
 _IDLE_S = 60.0
@@ -82,6 +84,7 @@ class Jobs:
     ) -> None:
         self._store, self._limits, self._metrics = store, limits, metrics
         self._history_s, self._history_jobs = history_s, history_jobs
+        self._ages = Ages(store, history_s, _AGE)
         self._resume_grace_s, self._one_tenant = resume_grace_s, one_tenant
         self._journals = journals
         self._open: dict[str, Job] = {}
@@ -272,7 +275,7 @@ class Jobs:
             self.mention_waiting_jobs()
             if now >= history_at or self._closed_since > _CLOSED_AT_MOST:
                 history_at = now + _HISTORY_EVERY_S
-                await self.delete_old(time.time())
+                await self.delete_old(time.time(), time.monotonic())
             await asyncio.sleep(_MAINTAIN_EVERY_S)
 
     def _look_later(self) -> None:
@@ -337,13 +340,13 @@ class Jobs:
             return self._over_since.setdefault(job_id, now)
         return now
 
-    async def delete_old(self, now: float) -> None:
+    async def delete_old(self, wall: float, monotonic: float) -> None:
         """Delete expired jobs, also those of other replicas, and those that are too many: the oldest ones first.
 
         After an error, continue with the next job.
         """
         self._closed_since = 0
-        kept: list[tuple[float, str]] = []
+        kept: list[tuple[float, float, str]] = []
         try:
             stored = await self._store.jobs()
         except StoreError as error:
@@ -353,12 +356,17 @@ class Jobs:
             return
         for job_id in stored:
             with self._next_after_refusal(job_id):
-                ended_at = await self._ended_before(job_id, now)
-                if ended_at is not None and now - ended_at <= self._history_s:
-                    kept.append((ended_at, job_id))
-                elif ended_at is not None:
+                ended_at = await self._ended_before(job_id, wall)
+                if ended_at is None:
+                    continue
+                age_s = math.inf
+                if ended_at > -math.inf:
+                    age_s = await self._ages.seconds(job_id, ended_at, wall, monotonic)
+                if age_s <= self._history_s:
+                    kept.append((-age_s, ended_at, job_id))
+                else:
                     await self._delete(job_id)
-        for _, job_id in sorted(kept)[: max(0, len(kept) - self._history_jobs)]:
+        for _, _, job_id in sorted(kept)[: max(0, len(kept) - self._history_jobs)]:
             with self._next_after_refusal(job_id):
                 await self._delete(job_id)
 
@@ -384,6 +392,7 @@ class Jobs:
     async def _delete(self, job_id: str) -> None:
         await self._store.delete(job_id)
         self._over_since.pop(job_id, None)
+        self._ages.forget(job_id)
         if self._journals is not None:
             self._journals.remove(name_of(job_id))
 

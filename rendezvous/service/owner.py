@@ -154,6 +154,7 @@ class JobOwner:
         self._alarm: asyncio.TimerHandle | None = None
         self._fired_at = 0.0
         self._catching_up = False
+        self._saving_since = math.inf
 
     @property
     def state(self) -> JobState:
@@ -163,6 +164,11 @@ class JobOwner:
     def backlog(self) -> int:
         """The number of queued events."""
         return self._events.qsize()
+
+    @property
+    def store_wait_s(self) -> float:
+        """How long the write of the last decision has been waiting for the store."""
+        return max(0.0, asyncio.get_running_loop().time() - self._saving_since)
 
     def post(self, event: Event) -> None:
         """Queue an event. Never blocks: the streams bound how many messages a client may have in flight."""
@@ -200,10 +206,13 @@ class JobOwner:
             version = self._job.version
             if transition.persists:
                 try:
+                    self._saving_since = asyncio.get_running_loop().time()
                     version = await self._store.save(transition.state, version)
                 except Conflict:
                     await self._reload()
                     continue
+                finally:
+                    self._saving_since = math.inf
             before = self._job.state
             self._job.commit(transition, version)
             if self._note is not None:

@@ -39,6 +39,7 @@ from rendezvous.diagnosing import goodput
 from rendezvous.metrics import Metrics
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.admission import join_problem, reported_state_problem
+from rendezvous.service import condition
 from rendezvous.service.agent_stream import (
     MESSAGE_BYTES,
     AgentStream,
@@ -60,7 +61,7 @@ from rendezvous.values.events import AgentJoined, Refused
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rendezvous.access.auth import Identity
     from rendezvous.access.secret import Secret
@@ -102,6 +103,7 @@ class ServerOptions:
     advertise: str = ""  # default: the first of `listen`, with its actual port
     key_file: str = ""
     certificates: Certificates | None = None
+    certificate_files: Mapping[str, str] = field(default_factory=dict)  # whose ends the metrics show
     secret: Secret | None = None  # of one job; replaces certificates and tokens
     history_s: float = 14 * 86_400.0
     history_jobs: int = 1000
@@ -155,6 +157,7 @@ class Server:
             self._services |= dict.fromkeys(NAMES, described)
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._delay = condition.Delay()
         self._declare_gauges()
 
     async def start(self) -> None:
@@ -178,6 +181,7 @@ class Server:
         self._tasks = [
             loop.create_task(self.jobs.maintain(), name="maintain jobs"),
             loop.create_task(self._connections.guard(self.ports), name="guard connections"),
+            loop.create_task(self._delay.measure(), name="measure delay"),
         ]
         self.health.set(True)
 
@@ -221,6 +225,12 @@ class Server:
             "key_file_usable",
             "0: the key file cannot be read, so keys that were removed from it are still valid.",
             lambda: float(not self.gate.problem),
+        )
+        condition.declare(
+            metrics,
+            self._delay,
+            self._options.certificate_files,
+            lambda: max((job.owner.store_wait_s for job in self.jobs), default=0.0),
         )
         metrics.gauge("streams", "Open agent streams.", lambda: self.agents.streams)
         metrics.gauges("jobs", "Open jobs, by phase.", "phase", self._jobs_by_phase)

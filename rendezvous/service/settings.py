@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from rendezvous.client.credential_files import is_loopback
 from rendezvous.values.contracts import PORT
@@ -360,6 +361,14 @@ def check_address(address: str) -> None:
     digits = port.isascii() and port.isdigit() and len(port) <= 5
     if not colon or not host or "/" in host or not digits or int(port) > 65_535:
         raise SettingsUnusable(f"invalid address {address!r}: use HOST:PORT, for example 127.0.0.1:{PORT}")
+
+
+def certificate_files(settled: Mapping[str, Any]) -> dict[str, str]:
+    """The files whose certificates end some day, by what they are for."""
+    store = dict(parse_qsl(settled["store"].partition("?")[2]))
+    files = {name: settled[name] for name in ("tls_cert", "client_ca")}
+    files |= {f"store_{name}": store.get(name, "") for name in ("cert", "cacert")}
+    return {name: path for name, path in files.items() if path}
 
 
 def warnings(settled: Mapping[str, Any]) -> list[str]:

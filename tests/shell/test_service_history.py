@@ -54,12 +54,38 @@ def test_what_is_over_is_forgotten_when_its_time_is_up_and_nothing_else(tmp_path
         async with kept(f"file:{tmp_path}/jobs") as (store, jobs):
             await store.job("over").save(_ENDED, 0)
             await store.job("running").save(_RUNNING, 0)
-            await jobs.delete_old(1000.0)  # seen to be over for the first time
-            await jobs.delete_old(1000.0 + _HISTORY_S)
+            await jobs.delete_old(1000.0, 1000.0)  # seen to be over for the first time
+            await jobs.delete_old(1000.0 + _HISTORY_S, 1000.0 + _HISTORY_S)
             assert list(await store.jobs()) == ["over", "running"]
-            await jobs.delete_old(1001.0 + _HISTORY_S)
+            await jobs.delete_old(1001.0 + _HISTORY_S, 1001.0 + _HISTORY_S)
             assert list(await store.jobs()) == ["running"]
             assert await store.values("over").get("rendezvous/ended-at") is None
+
+    soon(story())
+
+
+@pytest.mark.parametrize("jump_s", [1e6, -1e6])
+def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, jump_s: float) -> None:
+    """While a service runs, while it is off, when the machine starts. The age grows with the time that passes."""
+    url, start = f"file:{tmp_path}/jobs", 2e6
+
+    async def looks(*clocks: tuple[float, float], left: list[str]) -> None:
+        async with kept(url) as (store, jobs):
+            for wall, monotonic in clocks:
+                await jobs.delete_old(wall, monotonic)
+            assert list(await store.jobs()) == left
+
+    async def story() -> None:
+        async with kept(url) as (store, _):
+            for i in range(20):
+                await store.job(f"job-{i:02}").save(_ENDED, 0)
+        everything = [f"job-{i:02}" for i in range(20)]
+        await looks((start, 0.0), (start + jump_s, 50.0), left=everything)
+        await looks((start, 0.0), (start + 10.0, 10.0), (start + jump_s + 20.0, 20.0), left=everything)
+        for _ in range(5):  # the machine starts with a wrong clock, which is corrected
+            await looks((start + jump_s, 0.0), left=everything)
+        await looks((start, 0.0), (start + jump_s, 5.0), left=everything)
+        await looks((start + 300.0, 0.0), (start + 500.0, 200.0), (start + 700.0, 400.0), left=[])
 
     soon(story())
 
@@ -71,7 +97,7 @@ def test_with_too_many_finished_jobs_the_oldest_are_forgotten() -> None:
             for i in range(300):
                 await store.job(f"job-{i:03}").save(_ENDED, 0)
                 await store.values(f"job-{i:03}").put("rendezvous/ended-at", str(1000.0 - i / 10).encode())
-            await jobs.delete_old(1000.0)
+            await jobs.delete_old(1000.0, 1000.0)
             assert list(await store.jobs()) == ["job-000", "job-001", "job-002", "running"]
 
     soon(story())
@@ -121,8 +147,8 @@ def test_a_job_that_cannot_be_read_does_not_keep_the_others(tmp_path: Path) -> N
             with sqlite3.connect(tmp_path / "jobs") as database:
                 database.execute("UPDATE jobs SET state = x'00' WHERE job = 'a-damaged'")
             database.close()
-            await jobs.delete_old(1000.0)
-            await jobs.delete_old(1001.0 + _HISTORY_S)
+            await jobs.delete_old(1000.0, 1000.0)
+            await jobs.delete_old(1001.0 + _HISTORY_S, 1001.0 + _HISTORY_S)
             assert list(await store.jobs()) == ["a-damaged"]
 
     soon(story())
@@ -134,8 +160,8 @@ def test_a_job_whose_scripts_filled_its_values_is_forgotten_all_the_same() -> No
             await store.job("full").save(_ENDED, 0)
             for i in range(KEYS_PER_JOB):
                 await store.values("full").put(f"{i}", b"")
-            await jobs.delete_old(1000.0)
-            await jobs.delete_old(1001.0 + _HISTORY_S)
+            await jobs.delete_old(1000.0, 1000.0)
+            await jobs.delete_old(1001.0 + _HISTORY_S, 1001.0 + _HISTORY_S)
             assert list(await store.jobs()) == []
 
     soon(story())
