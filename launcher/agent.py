@@ -285,7 +285,9 @@ class Agent:
 
     async def _receive(self) -> None:
         while True:
-            self._events.put_nowait(await self._parts.connection.session.receive())
+            message = await self._parts.connection.session.receive()
+            await self._parts.before_restart.pass_on(message)
+            self._events.put_nowait(message)
 
     def isolated(self, reason: str) -> None:
         self._events.put_nowait(Isolated(reason))

@@ -19,6 +19,7 @@ from launcher.answers import restart_clock
 from launcher.answers.desk import Desk
 from launcher.answers.measured import Measured
 from launcher.answers.restart_watch import RestartWatch, Traces
+from launcher.before_restart import BeforeRestart
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import (
     AgentEvent,
@@ -191,11 +192,15 @@ def _agent_machine() -> Machine:
 
 
 def begin_preflight(shell: Shell) -> Preflight | None:
-    if shell.spec.preflight == "off" and not shell.spec.health_sources and not shell.spec.topology:
+    return _preflight_of(shell, shell.spec)
+
+
+def _preflight_of(shell: Shell, spec: LaunchSpec) -> Preflight | None:
+    if spec.preflight == "off" and not spec.health_sources and not spec.topology:
         return None
     from launcher.preflight.agent_preflight import Preflight
 
-    return Preflight(shell.spec, lambda line: shell.logs.say(f"ddp-launch: {line}"), shell.boundary)
+    return Preflight(spec, lambda line: shell.logs.say(f"ddp-launch: {line}"), shell.boundary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +218,7 @@ class Parts:
     time: TimeWatch
     restarts: RestartWatch
     editions: Editions
+    before_restart: BeforeRestart
     watchers: tuple[RankWatcher, ...]  # of the ranks of a generation
 
     async def end(self) -> None:
@@ -287,8 +293,14 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         time,
         _restart_watch(shell, connection, ranks, node),
         editions,
+        _before_restart(shell, connection, node),
         (hangs, phases, time, stops, measured, Requests(node, shell.boundary)),
     )
+
+
+def _before_restart(shell: Shell, connection: ServiceConnection, node: NodeWatch) -> BeforeRestart:
+    checks = partial(_preflight_of, shell)
+    return BeforeRestart(shell.spec, connection, node, checks, shell.user_messages.say, shell.boundary)
 
 
 def _send_progress(shell: Shell, connection: ServiceConnection, ranks: Workers) -> None:

@@ -130,6 +130,7 @@ class NodeWatch:
         self.logged: Callable[[], Sequence[tuple[int, str, float]]] = (
             tuple  # by the scripts: rank, name, number
         )
+        self.lowest_gpu_memory: dict[int, int] = {}  # bytes in use, by GPU: what does not belong to the ranks
         self._restarts = {part: Histogram((0,) * BINS) for part in ("all", *PARTS)}
         sources = [
             doors.find(doors.HEALTH_SOURCE, "any")(place, spec.health_ignored)
@@ -188,6 +189,9 @@ class NodeWatch:
 
     def _on_reading(self, reading: NodeReading) -> None:
         before = self._health
+        for gpu in reading.gpus:
+            known = self.lowest_gpu_memory.get(gpu.index, gpu.memory_used)
+            self.lowest_gpu_memory[gpu.index] = min(known, gpu.memory_used)
         self._health, news = node_health.evaluate(before, reading)
         self._sampler.pause_s = node_health.next_sample_s(self._health, _SAMPLE_S)
         for text in news:
@@ -202,7 +206,7 @@ class NodeWatch:
         return NodeHealth(self.state_now.agent, news, self._health.texts, unfit)
 
     def read_requests(self) -> None:
-        """Pass on that a rank asks to leave this node out (`ddp.exclude_node`), for as long as this agent runs."""
+        """Pass on that a rank asks to leave this node out (`ddp.exclude_node`)."""
         path = f"{self._scratch}/{EXCLUDE_NODE}"
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -210,8 +214,12 @@ class NodeWatch:
         except FileNotFoundError:
             return
         os.unlink(path)
+        self.ask_to_leave(EXCLUDE_NODE, text)
+
+    def ask_to_leave(self, key: str, text: str) -> None:
+        """Ask the service to leave this node out, for as long as this agent runs."""
         problem = node_health.HealthProblem(text, self._loop.time(), unfit=True)
-        self._health = replace(self._health, complaints={**self._health.complaints, EXCLUDE_NODE: problem})
+        self._health = replace(self._health, complaints={**self._health.complaints, key: problem})
         self._say_to_user(f"{self.state_now.agent.node}: {text}")
         self._send(replace(self._health_news(text), is_asked=True))
         self.on_news(text)

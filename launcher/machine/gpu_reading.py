@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.machine import nvml
 from launcher.machine import nvml as names
-from launcher.machine.gpu_state import UNKNOWN_NODE, Device, Fabric, Gpu, Layout, NvLink, PcieLink, Process
+from launcher.machine.gpu_state import (
+    UNKNOWN_NODE,
+    Device,
+    Fabric,
+    Gpu,
+    GpuMemory,
+    Layout,
+    NvLink,
+    PcieLink,
+    Process,
+)
 from launcher.machine.small_files import names_in, text_of
 
 if TYPE_CHECKING:
@@ -88,6 +98,13 @@ def read(nvml: Nvml, index: int) -> Gpu:
         reset_needed=None if pending is None and retiring is None else bool(pending) or bool(retiring),
         worn_out=failed,
     )
+
+
+def memory_of(nvml: Nvml, index: int) -> GpuMemory:
+    device = nvml.handle("nvmlDeviceGetHandleByIndex_v2", index)
+    found = b"" if device is None else nvml.record("nvmlDeviceGetMemoryInfo", device)
+    used = struct.unpack_from(_MEMORY, found)[2] if found else 0
+    return GpuMemory(index, used, tuple(each.pid for each in _processes(nvml, device)))
 
 
 def _opened(nvml: Nvml, index: int) -> tuple[int, Any]:

@@ -6,13 +6,14 @@ A field is None if the driver does not report it for this model.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from launcher.machine.xids import Xid
 
@@ -280,3 +281,44 @@ def _neighbours(order: Sequence[int], links: Mapping[tuple[int, int], int]) -> i
     """The links between the neighbours of each pair 0-1, 2-3, ..., and, weighted less, of all neighbours."""
     steps = [links.get((min(one, other), max(one, other)), 0) for one, other in pairwise(order)]
     return 1000 * sum(steps[::2]) + sum(steps)
+
+
+# --- the memory of ranks that have ended -------------------------------------------------------------
+#
+# The driver frees the memory of a process some time after its end. A rank that starts earlier runs out of memory.
+
+_TOLERANCE = 512 << 20  # beside the lowest use before: contexts of other programs come and go
+_LONGEST_S, _UNCHANGED_S = 30.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    index: int
+    used: int
+    owners: tuple[int, ...] = ()  # processes, as far as the driver names them
+
+
+def still_held(
+    found: Iterable[GpuMemory], lowest: Mapping[int, int], lives: Callable[[int], bool]
+) -> tuple[GpuMemory, ...]:
+    """The GPUs whose memory is not free yet. What only living processes hold is never freed by waiting."""
+    return tuple(
+        gpu
+        for gpu in found
+        if gpu.used > lowest.get(gpu.index, gpu.used) + _TOLERANCE
+        and not (gpu.owners and all(map(lives, gpu.owners)))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWait:
+    since: float
+    fell_at: float
+    lowest: int | None = None  # bytes in use in all, while waiting
+
+
+def next_wait(wait: MemoryWait, used: int, now: float) -> tuple[MemoryWait, bool]:
+    """The wait after a reading, and whether it is over: too long, or the memory in use does not fall."""
+    if wait.lowest is None or used < wait.lowest:
+        wait = replace(wait, fell_at=now, lowest=used)
+    return wait, now - wait.since >= _LONGEST_S or now - wait.fell_at >= _UNCHANGED_S

@@ -1127,7 +1127,7 @@ class Cause(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ..., final: bool = ..., lost_peer: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked", "edition", "kept_from", "resume_path")
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked", "edition", "kept_from", "resume_path", "check_first")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     N_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -1152,6 +1152,7 @@ class Assignment(_message.Message):
     EDITION_FIELD_NUMBER: _ClassVar[int]
     KEPT_FROM_FIELD_NUMBER: _ClassVar[int]
     RESUME_PATH_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIRST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     node_rank: int
     n_nodes: int
@@ -1176,7 +1177,8 @@ class Assignment(_message.Message):
     edition: int
     kept_from: int
     resume_path: str
-    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ..., edition: _Optional[int] = ..., kept_from: _Optional[int] = ..., resume_path: _Optional[str] = ...) -> None: ...
+    check_first: bool
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ..., edition: _Optional[int] = ..., kept_from: _Optional[int] = ..., resume_path: _Optional[str] = ..., check_first: bool = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder", "idle_s", "idle_limit_s")

@@ -53,6 +53,7 @@ from rendezvous.values.types import (
     Cause,
     Decision,
     DecisionKind,
+    FailureClass,
     JobSpec,
     Outcome,
     Placement,
@@ -228,13 +229,25 @@ def _slice(state: JobState, place: Placement) -> Assignment:
         edition=state.reload.edition,
         kept_from=state.reload.kept_from,
         resume_path=max(state.saved.values(), key=lambda saved: saved.step).path if len(state.saved) else "",
+        check_first=_ended_in_an_uncertain_hang(state),
     )
 
 
 def _why(state: JobState) -> str:
-    """The reason of the last decision about the previous generation. The stop order contained the first decision."""
-    before = (d.reason for d in reversed(state.decisions) if d.generation == state.generation - 1)
-    return next(before, "") if state.generation > 1 else ""
+    before = _decision_before(state)
+    return before.reason if before is not None else ""
+
+
+def _ended_in_an_uncertain_hang(state: JobState) -> bool:
+    before = _decision_before(state)
+    cause = before.cause if before is not None else None
+    return cause is not None and cause.failure is FailureClass.HANG and cause.uncertain
+
+
+def _decision_before(state: JobState) -> Decision | None:
+    """The last decision about the previous generation. The stop order contained the first one."""
+    before = (d for d in reversed(state.decisions) if d.generation == state.generation - 1)
+    return next(before, None) if state.generation > 1 else None
 
 
 # --- messages to a member ----------------------------------------------------------------------------

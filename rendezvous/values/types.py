@@ -278,6 +278,9 @@ class Assignment:
     edition: int = 0  # of the script's files: another one than before needs another template
     kept_from: int = 0  # the files as they were when this generation started; 0: as they are
     resume_path: str = ""  # what ranks of an earlier generation have saved last (`ddp.on_failure`)
+    check_first: bool = (
+        False  # the ranks before hung, and the culprit is uncertain: check the node before the start
+    )
 
 
 @dataclass(frozen=True, slots=True)

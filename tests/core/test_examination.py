@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from job_story import Story, agent, running, spec
 from test_diagnosis import absent, waiting
 
@@ -175,3 +176,13 @@ def test_it_is_no_part_of_a_snapshot() -> None:
     assert isinstance(kept, JobState)
     assert kept.examination is None
     assert kept.world == story.state.world
+
+
+@pytest.mark.parametrize(("doubt", "checks"), [(Doubt.CULPRIT, True), (None, False)])
+def test_nodes_are_checked_again_after_a_hang_without_a_certain_culprit(
+    doubt: Doubt | None, checks: bool
+) -> None:
+    story = running(spec(2), "a", "b").fails("a", 0, FailureClass.HANG, doubt=doubt).stop("a", "b")
+    assert [place.check_first for place in story.places().values()] == [checks, checks]
+    story.runs().fails("a", 0).stop("a", "b")
+    assert not any(place.check_first for place in story.places().values())

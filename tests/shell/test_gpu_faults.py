@@ -9,14 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 import pytest
+from launched import eventually
 from nvml_fake import FakeDriver
 
 from launcher.health.node_health import HealthState, NodeReading, evaluate
 from launcher.health.node_watch import open_gpus
 from launcher.machine.gpu_reading import read_layout
-from launcher.machine.gpu_state import in_words
+from launcher.machine.gpu_state import GpuMemory, MemoryWait, in_words, next_wait, still_held
 from launcher.machine.nvml import Nvml, NvmlError
 from launcher.preflight.checkup import Check, Grade, judge_gpus
 from launcher.preflight.facts import gpus
@@ -333,3 +335,45 @@ def test_only_gpus_of_this_job_are_watched(driver: FakeDriver, log: Path) -> Non
 
 def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
     assert open_gpus(str(tmp_path / "libnvidia-ml.so.1")) is None
+
+
+# --- between two generations -----------------------------------------------------------------------------
+
+
+def test_the_memory_of_ranks_that_have_ended_is_waited_for() -> None:
+    lowest = {0: 1 << 30, 1: 1 << 30}
+    dead, alive = GpuMemory(0, 60 << 30, (7,)), GpuMemory(1, 60 << 30, (8,))
+    unnamed, small = GpuMemory(1, 60 << 30), GpuMemory(0, 5 << 28)
+    found = (dead, alive, unnamed, small)
+    assert still_held(found, lowest, lambda pid: pid == 8) == (dead, unnamed)
+    wait, over = next_wait(MemoryWait(0.0, 0.0), 60, 4.9)
+    for now, used in ((9.8, 50), (14.7, 40), (19.6, 30), (24.5, 20), (29.4, 10)):
+        assert not over
+        wait, over = next_wait(wait, used, now)
+    assert next_wait(wait, 5, 30.0)[1]  # in all
+    assert [next_wait(wait, 10, now)[1] for now in (29.9, 34.4)] == [False, True]
+
+
+def test_ranks_start_although_the_memory_of_the_ones_before_stays_in_use(
+    driver: FakeDriver, launch: Launch, tmp_path: Path
+) -> None:
+    """The driver names the dead rank as the owner. The first reading shows what is usual."""
+    driver.play(gpus=1, gpu0_used=1 << 29)
+    source = f"""
+import os, sys, time
+plan = {str(tmp_path / "gpus.txt")!r}
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists({str(tmp_path / "read")!r}): time.sleep(0.01)
+    with open(plan, "w") as file:
+        file.write(f"gpus 1\\ngpu0.used {{60 << 30}}\\ngpu0.pid {{os.getpid()}}\\n")
+    sys.exit(3)
+"""
+    words = ("--no-warm-start", "--nproc-per-node", "1", "--max-restarts", "1", "--health-port", "0")
+    job = launch(*words, source=source, env=driver.environ)
+    eventually(lambda: "/metrics" in job.stderr())
+    url = next(word for word in job.stderr().split() if word.startswith("http:")).rsplit("/", 1)[0]
+    eventually(lambda: "gpu_memory" in urlopen(f"{url}/metrics").read().decode())
+    (tmp_path / "read").touch()
+    assert job.wait() == 0
+    assert "60.0 GiB of GPU 0 still in use" in job.stderr()
+    assert "starting the next ones anyway" in job.stderr()
