@@ -21,6 +21,7 @@ from launcher import manual
 from launcher.settings import usage
 from launcher.settings.options import OPTIONS
 from rendezvous.control.commands import parser as ddpctl
+from rendezvous.service.settings import SETTINGS
 from rendezvous.values import contracts
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md")])
@@ -155,6 +156,15 @@ def test_every_decision_has_its_number():
     for number, page in zip(numbers, pages, strict=True):
         assert page.name.startswith(f"{number:04d}-")
         assert page.read_text().startswith(f"# {number}. ")
+
+
+def test_what_happens_by_itself_is_on_its_page():
+    """Each option with a default that acts. Those of `ddpctl` concern its own command."""
+    page = (ROOT / "docs/decisions/0030-what-happens-by-itself.md").read_text()
+    service = {each.flag for each in SETTINGS if type(each.default) is int or type(each.default) is float}
+    acting = {each.flag for each in OPTIONS if each.default not in (None, "", "0", "off")} | service
+    assert {each for each in acting if f"`{each}" not in page} == set()
+    assert {"--collapse", "--max-jobs"} <= acting
 
 
 def test_what_the_ci_runs_is_make_test():
