@@ -21,13 +21,11 @@ from ddp.telemetry import coded, comm_error, status_page, torch_api, torch_names
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from torch.distributed import ProcessGroup
 
     from ddp.reducer.cost_model import CostModel
-
-    Averages = Sequence[tuple[int, torch.Tensor]]
 
 _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
 
@@ -395,7 +393,7 @@ class _Nothing:
     def __call__(self, member: int, average: torch.Tensor) -> bool:
         return False
 
-    def includes_all(self, members: Sequence[int]) -> bool:
+    def includes_all(self) -> bool:
         return False
 
 
@@ -423,8 +421,8 @@ class Used(Protocol):
 
     def __call__(self, member: int, average: torch.Tensor) -> bool: ...
 
-    def includes_all(self, members: Sequence[int]) -> bool:
-        """Whether it is known, without waiting, that all of these members were used."""
+    def includes_all(self) -> bool:
+        """Whether it is known, without waiting, that all members were used."""
         ...
 
 
@@ -477,7 +475,7 @@ class FlatBucket:
         if not self._targets:
             self._allocate()
         grads, targets = list(map(_grad_of, self.parameters[start:end])), self._targets[start:end]
-        if not all(map(is_not, grads, itertools.repeat(None))):
+        if not _are_complete(grads):
             self._gather_one_by_one(start, grads, scale)
         elif self._as_views and list(map(_address_of, grads)) == self._addresses[start:end]:
             if scale is not None:  # autograd has added to the bucket itself
@@ -524,11 +522,11 @@ class FlatBucket:
         """Store the averages in `.grad`. `result` is the average if it is not in the payload."""
         if result is not None and result.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(result.view(-1)[: self.numel])
-        grads = list(map(_grad_of, self.parameters))
         if not self._as_views:
-            _store(self.parameters, grads, list(enumerate(self._targets)), used)
+            _store(self.parameters, self._targets, range(len(self._targets)), used)
             return
-        for i, grad in enumerate(grads):
+        grads = list(map(_grad_of, self.parameters))
+        for i, grad in enumerate(grads if not _are_complete(grads) else ()):
             if grad is None and used(i, self._targets[i]):
                 self.parameters[i].grad = self._view(i)
 
@@ -549,7 +547,7 @@ class InPlaceBucket:
         self.copies = copies
         self.unused: Collection[int] = ()  # members whose gradients are kept if no rank has used them
         self.payload: list[torch.Tensor] = []
-        self._copied: list[tuple[int, torch.Tensor]] = []
+        self._copied: dict[int, torch.Tensor] = {}
 
     def gather(self, start: int, end: int, scale: float | None) -> None:
         for i in range(start, end):
@@ -561,7 +559,7 @@ class InPlaceBucket:
             else:
                 tensor = like_gradient(parameter)
                 tensor = tensor.zero_() if grad is None else tensor.copy_(grad.detach())
-                self._copied.append((i, tensor))
+                self._copied[i] = tensor
             if scale is not None:
                 tensor.mul_(scale)
             self.payload.append(_as_flat(tensor))
@@ -574,8 +572,9 @@ class InPlaceBucket:
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
             raise WrongUse("internal error: an InPlaceBucket has no flat buffer for a result")
-        copied, self.payload, self._copied = self._copied, [], []
-        _store(self.parameters, [self.parameters[i].grad for i, _ in copied], copied, used)
+        copied, self.payload, self._copied = self._copied, [], {}
+        if copied:
+            _store([self.parameters[i] for i in copied], list(copied.values()), copied, used)
 
 
 class SparseBucket:
@@ -661,28 +660,29 @@ def _needs_copy(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 def _are_lazy(grads: list[torch.Tensor]) -> bool:
     """Whether these gradients cannot be overwritten all at once. Few are complex, so only the rest is looked at."""
-    return bool(grads) and (grads[0].is_complex() or any(map(_is_negated, grads)))
+    return grads[0].is_complex() or any(map(_is_negated, grads))
 
 
 def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _store(parameters: Sequence[torch.Tensor], grads: list[Any], averages: Averages, used: Used) -> None:
+def _are_complete(grads: list[Any]) -> bool:
+    return all(map(is_not, grads, itertools.repeat(None)))
+
+
+def _store(
+    parameters: Sequence[torch.Tensor], averages: list[torch.Tensor], members: Iterable[int], used: Used
+) -> None:
     """Copy averages into the gradients of these members. A member without one gets its average as its gradient."""
-    members = [i for i, _ in averages]
-    if (
-        all(map(is_not, grads, itertools.repeat(None)))
-        and used.includes_all(members)
-        and not _are_lazy(grads)
-    ):
-        if grads:
-            torch_api.copy_all(grads, [average for _, average in averages])
+    grads = list(map(_grad_of, parameters))
+    if used.includes_all() and _are_complete(grads) and not _are_lazy(grads):
+        torch_api.copy_all(grads, averages)
         return
-    for (i, average), grad in zip(averages, grads, strict=True):
-        if not used(i, average):
+    for parameter, grad, average, member in zip(parameters, grads, averages, members, strict=True):
+        if not used(member, average):
             continue
         if grad is None:
-            parameters[i].grad = average.to(parameters[i].dtype, copy=True)
+            parameter.grad = average.to(parameter.dtype, copy=True)
         else:
             grad.copy_(average)

@@ -24,6 +24,8 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import repeat
+from operator import and_, attrgetter, is_not
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
@@ -522,8 +524,8 @@ class Reducer:
 
     def _exchange_used(self, step: Step) -> None:
         if self.exchanges_used:
-            used = self.counter.take_used()
-            here = [int(bool(u) and p.grad is not None) for u, p in zip(used, self.parameters, strict=True)]
+            has_gradient = map(is_not, map(attrgetter("grad"), self.parameters), repeat(None))
+            here = list(map(and_, self.counter.take_used(), has_gradient))
             step.usage = Usage(here, self.sender.group, self.sender.device)
 
     def delay_all_reduce(self) -> None:
@@ -668,7 +670,7 @@ class GraphSearch:
     """Searches the graph of each forward for parameters that its backward cannot reach."""
 
     def __init__(self, accumulators: Sequence[Any]) -> None:
-        self._accumulators = accumulators
+        self._accumulators = {accumulator: i for i, accumulator in enumerate(accumulators)}
         self._warned = False
 
     def unused(self, outputs: Sequence[torch.Tensor]) -> frozenset[int]:
@@ -683,22 +685,20 @@ class GraphSearch:
         return unused
 
 
-def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int]:
+def unreachable(outputs: Sequence[torch.Tensor], accumulators: dict[Any, int]) -> frozenset[int]:
     """Return the indices of the accumulators that the autograd graph does not reach from the outputs."""
-    sought = {accumulator: i for i, accumulator in enumerate(accumulators)}
-    missing = set(range(len(accumulators)))
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(stack)
-    while stack and missing:
-        node = stack.pop()
-        index = sought.get(node)
-        if index is not None:
-            missing.discard(index)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return frozenset(missing)
+    reached, left = set(stack), len(accumulators)
+    while stack and left:
+        for node, _ in stack.pop().next_functions:
+            if node is None or node in reached:
+                continue
+            reached.add(node)
+            if node in accumulators:  # nothing follows it, so it is not asked for what does
+                left -= 1
+            else:
+                stack.append(node)
+    return frozenset(accumulators[node] for node in accumulators.keys() - reached) if left else frozenset()
 
 
 def accumulator(parameter: torch.Tensor) -> Any:
@@ -732,8 +732,8 @@ class Usage:
     def unused_here(self) -> frozenset[int]:
         return frozenset(i for i, used in enumerate(self._used_here) if not used)
 
-    def was_used_here(self, index: int) -> bool:
-        return bool(self._used_here[index])
+    def used_all_here(self, members: Sequence[int]) -> bool:
+        return all(map(self._used_here.__getitem__, members))
 
     def __getitem__(self, index: int) -> bool:
         if self._used_here[index]:
@@ -755,11 +755,8 @@ class UsedMembers:
     def __call__(self, member: int, average: torch.Tensor) -> bool:
         return self._sent and (self._usage is None or self._usage[self._members[member]])
 
-    def includes_all(self, members: Sequence[int]) -> bool:
-        usage = self._usage
-        return self._sent and (
-            usage is None or all(usage.was_used_here(self._members[member]) for member in members)
-        )
+    def includes_all(self) -> bool:
+        return self._sent and (self._usage is None or self._usage.used_all_here(self._members))
 
 
 # --- gradients of a distributed backward (RPC) -----------------------------------------------------
