@@ -21,13 +21,13 @@ from enum import StrEnum
 from rendezvous.values.events import Effect
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_report import RankReport  # noqa: TC001
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_time import TimeState
 from rendezvous.values.straggler_state import StragglerState
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001
-from rendezvous.values.types import (  # noqa: TC001
+from rendezvous.values.text_limits import Sentence, ShortenedSentence
+from rendezvous.values.types import (
     AgentId,
     Assignment,
     Cause,

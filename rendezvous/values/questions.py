@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.text_limits import ShortenedSentence, TextLimit
-from rendezvous.values.types import AgentId  # noqa: TC001 - the codec reads it
+from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,7 +11,7 @@ from rendezvous.values.late_dataclass import dataclass
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_view import HELD, Collective, GroupView, RankPhase
-from rendezvous.values.text_limits import Words  # noqa: TC001
+from rendezvous.values.text_limits import Words
 
 MAX_CALLS = 8  # of one rank
 MAX_GROUPS = 8

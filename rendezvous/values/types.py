@@ -9,8 +9,8 @@ from dataclasses import field
 from enum import StrEnum
 
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_time import JobTime  # noqa: TC001 - the codec reads it
-from rendezvous.values.text_limits import (  # noqa: TC001 - the codec reads it
+from rendezvous.values.rank_time import JobTime
+from rendezvous.values.text_limits import (
     Sentence,
     ShortenedSentence,
     Traceback,
