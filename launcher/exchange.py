@@ -6,12 +6,12 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 # At run time, not for the checker only: journals are written and read by these annotations.
-from rendezvous.values.error_codes import Code  # noqa: TC001
+from rendezvous.values.error_codes import Code
 from rendezvous.values.events import AgentJoined, FromAgent, ToAgent
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_report import RankReport  # noqa: TC001
-from rendezvous.values.text_limits import Sentence  # noqa: TC001
-from rendezvous.values.types import AgentId, Assignment, Cause, Outcome, StoreAddress  # noqa: TC001
+from rendezvous.values.rank_report import RankReport
+from rendezvous.values.text_limits import Sentence
+from rendezvous.values.types import AgentId, Assignment, Cause, Outcome, StoreAddress
 
 
 class Grace(StrEnum):

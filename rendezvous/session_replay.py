@@ -26,7 +26,7 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.text_limits import ShortenedSentence  # noqa: TC001 - the codec reads it
+from rendezvous.values.text_limits import ShortenedSentence
 
 if TYPE_CHECKING:
     from rendezvous.values.events import ToAgent

@@ -21,9 +21,9 @@ from rendezvous.values.events import (
 )
 from rendezvous.values.job_state import Phase, world_nodes
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.questions import RestartTimes  # noqa: TC001 - the codec reads it
+from rendezvous.values.questions import RestartTimes
 from rendezvous.values.rows import Decoder, RowEncoder, all_fields
-from rendezvous.values.text_limits import Sentence  # noqa: TC001 - the codec reads it
+from rendezvous.values.text_limits import Sentence
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from rendezvous.rounds.event_log import Past
 from rendezvous.rounds.policy import outcome_text, reload_on_trial_until
 from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_time import JobTime, RankTime  # noqa: TC001 - the codec reads it
-from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001 - the codec reads it
+from rendezvous.values.rank_time import JobTime, RankTime
+from rendezvous.values.text_limits import Sentence, ShortenedSentence
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
+from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress
 
 if TYPE_CHECKING:
     from rendezvous.values.job_state import JobState, Member
