@@ -21,9 +21,9 @@ from watched import RANK_SCRIPTS, WatchedRun
 
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
+from rendezvous.values.contracts import VERSION
 from rendezvous.values.events import AgentJoined
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp
-from rendezvous.values.version import VERSION
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "idle.py")
 JOB = "cluster"

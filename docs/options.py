@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.settings.option import Option, Reach
 from launcher.settings.options import GROUPS
+from launcher.settings.values import Option, Reach
 
 HEAD = """\
 # Options

@@ -7,8 +7,7 @@ import platform
 from launcher.preflight import installed
 from launcher.preflight.installed import torch_version
 from launcher.template.torch_release import too_old
-from rendezvous.values.contracts import PROTOCOL
-from rendezvous.values.version import VERSION
+from rendezvous.values.contracts import PROTOCOL, VERSION
 
 
 def text() -> str:

@@ -127,9 +127,9 @@ def _run_doctor(line: CommandLine, environ: Mapping[str, str]) -> int:
     settings = merge(line, environ, read_config(config_path(line, environ)))
     checks.check_port_and_log_dir(settings)
     here = _host_environment(settings, environ.get("PYTHON_EXEC", "") or sys.executable, environ)
-    from launcher.preflight import doctor
+    from launcher.preflight import agent_preflight
 
-    return doctor.run(settings, line.words, environ, here)
+    return agent_preflight.run(settings, line.words, environ, here)
 
 
 def _run_warm(words: list[str], environ: Mapping[str, str]) -> int:

@@ -131,6 +131,7 @@ from launcher.exchange import (
     TakeStacks,
     ZygoteReplaced,
 )
+from rendezvous.values.cause_text import code_of_refusal
 from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.events import (
     Accused,
@@ -153,7 +154,6 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.values.outcome_codes import code_of_refusal
 from rendezvous.values.types import Assignment, Cause, DecisionKind, FailureClass, StoreAddress
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from launcher.joining import addresses
 from launcher.joining.join import node_facts
 from launcher.notify.notifier import EventNotifier
 from launcher.output.lines import can_redraw, printable
-from launcher.output.log_folder import LogFolder
+from launcher.output.log_file import LogFolder
 from launcher.output.logs import LogPump
 from launcher.progress import ProgressSigns
 from launcher.ranks.checkpoint_request import CheckpointRequester

@@ -22,18 +22,18 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
 from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.session_replay import Redirect
-from rendezvous.values import events, questions, rank_report, rank_time, rank_view, types
-from rendezvous.values.straggler_state import PhaseTimes
-from rendezvous.values.text_limits import NAME
+from rendezvous.values import events, questions, rank_time, rank_view, types
+from rendezvous.values.durations import NAME
+from rendezvous.values.rank_time import PhaseTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.message import Message
 
+    from rendezvous.values.durations import TextLimit
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import FromConversation, Wanted
-    from rendezvous.values.text_limits import TextLimit
     from rendezvous.values.types import AgentId
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ _MESSAGES: dict[type, Any] = {
     types.StragglerRule: pb.StragglerRule,
     events.Examine: pb.Examine,
     events.Accused: pb.Accused,
-    rank_report.RankReport: pb.RankReport,
+    rank_view.RankReport: pb.RankReport,
     rank_view.Collective: pb.Collective,
     rank_view.GroupView: pb.GroupView,
     LoggedEvent: pb.Note,

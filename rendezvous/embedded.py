@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rendezvous.service.owner import JobOwner, OpenJob
-from rendezvous.store.memory import MemoryJobStore
+from rendezvous.store.open import MemoryJobStore
 from rendezvous.values.events import AgentJoined, AgentLost
 from rendezvous.values.questions import CannotAnswer
 

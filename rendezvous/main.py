@@ -16,10 +16,9 @@ import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser, add_completion
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
-from rendezvous.values.contracts import INVALID_USAGE
+from rendezvous.values.contracts import INVALID_USAGE, VERSION
 from rendezvous.values.durations import seconds_in
 from rendezvous.values.error_codes import Code, with_code
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,8 +129,8 @@ async def serve(settled: Mapping[str, Any]) -> int:
 async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     silence_grpc()
     from rendezvous.service import settings
+    from rendezvous.service.notify import start_logging
     from rendezvous.service.server import CannotListen, Server, raise_file_limit
-    from rendezvous.service.service_log import start_logging
     from rendezvous.store.open import BadUrl, open_store
     from rendezvous.store.protocol import StoreError
 

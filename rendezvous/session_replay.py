@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous.values.durations import ShortenedSentence
 from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
@@ -26,7 +27,6 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.text_limits import ShortenedSentence
 
 if TYPE_CHECKING:
     from rendezvous.values.events import ToAgent

@@ -47,7 +47,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
          "Doubt.CULPRIT if may_be_at_peer(raised) else None\n\n", "None\n\n"),
         ("the watchdog's timeout is an error of this rank", 'if "hang" in why:', "if False:"),
     ]),
-    ("launcher/failure/hidden_modules.py", "core/test_verdict.py", [
+    ("launcher/failure/crash_text.py", "core/test_verdict.py", [
         ("a file that hides a module is not looked for", "if name in hiding:", "if False:"),
     ]),
     ("rendezvous/diagnosing/diagnosis.py", "core/test_diagnosis.py core/test_hang_evidence.py", [

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp.launching import parcels
-from ddp.launching.command_line import name_of, options_of
-from ddp.launching.errors import CANNOT_PICKLE, INVALID_ARGUMENT, LaunchError, of_ending
+from ddp.launching.errors import CANNOT_PICKLE, INVALID_ARGUMENT, LaunchError, name_of, of_ending, options_of
 from ddp.telemetry.contracts import CALL_FOLDER, ENDING_FILE
 
 if TYPE_CHECKING:

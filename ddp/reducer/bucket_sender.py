@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ddp.reducer.cost_model import CostModel
+    from ddp.reducer.plan import CostModel
 
 _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
 

@@ -35,8 +35,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from ddp.reducer import cost_model
-from ddp.reducer.cost_model import Capabilities
+from ddp.reducer import plan
+from ddp.reducer.plan import Capabilities
 from ddp.telemetry import torch_api
 from ddp.telemetry.coded import WrongType
 
@@ -54,7 +54,7 @@ class BucketCollectives:
 
     def __init__(self, groups: Sequence[ProcessGroup], device: torch.device) -> None:
         self.groups = tuple(groups)
-        self.costs = cost_model.choose(
+        self.costs = plan.choose(
             device.type, backend_name(self.groups, device), _offered(self.groups, device)
         )
         self._averages = [_find_method(group, device, "ddp_average") for group in self.groups]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launcher.settings.config import Settings
-    from launcher.settings.host_names import Host
+    from launcher.settings.values import Host
 
 # Options that this command sets for each host, or that have no meaning for a single host.
 _OURS = {

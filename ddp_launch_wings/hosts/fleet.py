@@ -27,8 +27,7 @@ from launcher.joining import addresses
 from launcher.output import frames
 from launcher.output.lines import is_colored
 from launcher.output.terminal import Terminal
-from launcher.settings.host_names import Host, read_hostfile
-from launcher.settings.values import BadValue
+from launcher.settings.values import BadValue, Host, read_hostfile
 from rendezvous.hosted import serve_privately
 from rendezvous.signals import SignalWatch
 from rendezvous.values.error_codes import Code, with_code

@@ -30,9 +30,10 @@ from ddp_launch_wings.links.link_plan import Baseline, Findings, MeasuredLink, S
 from launcher.joining.connect import CannotConnect
 from launcher.joining.join import node_facts
 from launcher.preflight.checkup import Check, Comparison, Grade, skipped
-from rendezvous.client.scratch_client import CallFailed, Scratch
+from rendezvous.client.remote_session import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
+from rendezvous.values.cause_text import code_of_outcome, code_of_refusal
 from rendezvous.values.error_codes import Code
 from rendezvous.values.events import (
     AgentJoined,
@@ -47,7 +48,6 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.outcome_codes import code_of_outcome, code_of_refusal
 from rendezvous.values.types import RestartBudget, StoreAddress
 
 if TYPE_CHECKING:

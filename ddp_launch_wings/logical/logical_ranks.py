@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from ddp.elastic.seeds import mixed
+from ddp.elastic.sample_order import mixed
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:

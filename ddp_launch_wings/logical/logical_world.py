@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ddp.comm_hooks.staged import Staged, Stages
-from ddp.elastic import generators, seeds
+from ddp.elastic import generators, sample_order
 from ddp.elastic.sampler import CarriedRanks
 from ddp.elastic.team import Team
 from ddp.groups.single_tensor import all_gather
@@ -100,7 +100,7 @@ class LogicalWorld(CarriedRanks):
         """
         self._begin()
         assert self._seed is not None
-        with _other_generators(seeds.mixed(self._seed, self._steps)):
+        with _other_generators(sample_order.mixed(self._seed, self._steps)):
             batches = iter(loader)  # draws a seed for its workers; after a restart it would draw once more
         nothing = object()
         while (first := self._fetch(batches, self.mine[0], nothing)) is not nothing:

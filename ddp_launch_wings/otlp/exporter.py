@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from ddp_launch_wings.otlp import traces
 from launcher.exchange import AgentPhase
+from rendezvous.values.contracts import VERSION
 from rendezvous.values.events import Ended, Stop
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

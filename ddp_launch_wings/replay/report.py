@@ -13,9 +13,9 @@ from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn
 from rendezvous.replay.journal import service_machine
 from rendezvous.replay.records import Do, Load, RecordUnreadable, Start, records
+from rendezvous.values.contracts import VERSION
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     import argparse

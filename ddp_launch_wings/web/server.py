@@ -44,6 +44,7 @@ from rendezvous.control.service import NoSuchJob, inquire
 from rendezvous.control.why import story_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.listener import Listener, listen_at
+from rendezvous.values.contracts import VERSION
 from rendezvous.values.questions import (
     CannotAnswer,
     Checkpointed,
@@ -57,7 +58,6 @@ from rendezvous.values.questions import (
     StepSeen,
     StepWanted,
 )
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

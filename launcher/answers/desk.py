@@ -12,8 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.answers.rank_table import gpu_of, rank_seen
-from launcher.answers.step_watch import Looks, looked
+from launcher.answers.rank_table import Looks, gpu_of, looked, rank_seen
 from launcher.health.stack_text import without_ours
 from launcher.health.stacks import native_stacks, stacks_of
 from launcher.machine.small_files import text_of

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 from launcher import ending_file
 from launcher.output import frames
 from launcher.output.lines import is_colored, printable
+from rendezvous.values.cause_text import code_of_outcome
 from rendezvous.values.error_codes import with_code
-from rendezvous.values.outcome_codes import code_of_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.exchange import Finish
-    from launcher.output.log_folder import LogFolder
+    from launcher.output.log_file import LogFolder
     from launcher.output.logs import LogPump
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.types import Outcome

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from launcher.failure.crash_text import GROUP_HEADER, LAST_LINES, clean_lines
 from launcher.output.lines import TRACEBACK_HEADER, printable
 from launcher.output.screen import cells_of
-from rendezvous.values.cause_json import cause_json
-from rendezvous.values.cause_text import described, ranks
-from rendezvous.values.durations import duration_text
-from rendezvous.values.outcome_codes import (
+from rendezvous.values.cause_text import (
+    cause_json,
     code_of_outcome,
     consequences,
+    described,
     first_cause,
+    ranks,
     was_requested,
 )
+from rendezvous.values.durations import duration_text
 from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:

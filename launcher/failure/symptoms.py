@@ -13,8 +13,7 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from launcher.failure.crash_text import clean_lines, last_raised
-from launcher.failure.hidden_modules import hint_of_hidden
+from launcher.failure.crash_text import clean_lines, hint_of_hidden, last_raised
 from launcher.machine.xids import XIDS, XidOrigin, xid_in
 from rendezvous.values.cause_text import OUT_OF_TIME_IN_A_LIBRARY
 from rendezvous.values.late_dataclass import dataclass

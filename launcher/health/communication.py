@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
 from launcher.failure.verdict import cause_of_asynchronous
-from launcher.health import dumps, flight_recorder, nccl_env, ras_report
+from launcher.health import dumps, flight_recorder
 from launcher.health.guards import Guards, Lost
 from launcher.machine import devices
 from rendezvous.values.rank_view import HELD
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from launcher.failure.verdict import RankEnd
     from launcher.health.flight_recorder import Dump
     from launcher.health.guards import Continuation
-    from rendezvous.values.rank_report import RankReport
+    from rendezvous.values.rank_view import RankReport
 
 
 _STILL_RUNS_S = 2.0
@@ -87,7 +87,7 @@ class CommunicationWatch:
             self._ras_at = address(os.environ)
 
     def _env(self, gpus: bool, directory: str, scratch: str) -> dict[str, str]:
-        nccl = nccl_env.shared(os.environ) | nccl_env.of_rank(directory, scratch, os.environ)
+        nccl = flight_recorder.shared(os.environ) | flight_recorder.of_rank(directory, scratch, os.environ)
         return self._guards.env() | (nccl if gpus else {})
 
     def end(self) -> None:
@@ -170,7 +170,7 @@ class CommunicationWatch:
         if self._ras_at is None:
             return ()
         pids = self._ranks.pids()
-        return ras_report.findings(await ask(self._ras_at, dumps.WITHIN_S), pids)
+        return flight_recorder.findings(await ask(self._ras_at, dumps.WITHIN_S), pids)
 
     # --- errors ------------------------------------------------------------------------------------
 

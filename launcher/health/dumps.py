@@ -19,6 +19,8 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from launcher.health.flight_recorder import (
+    DUMP_FILE,
+    PIPE_FILE,
     Dump,
     NotADump,
     dump_of,
@@ -27,9 +29,8 @@ from launcher.health.flight_recorder import (
     with_own_members,
     with_recorded,
 )
-from launcher.health.nccl_env import DUMP_FILE, PIPE_FILE
 from rendezvous.diagnosing.diagnosis import of_recorders
-from rendezvous.values.rank_report import RankReport
+from rendezvous.values.rank_view import RankReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

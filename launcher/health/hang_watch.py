@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.settings.spec import Budgets
-    from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.rank_view import RankView
+    from rendezvous.values.rank_view import RankReport, RankView
 
 
 _AGAIN_S = 5.0  # a service that has just started does not have earlier reports

@@ -32,6 +32,7 @@ from launcher.template.contracts import (
 )
 from rendezvous.values.cause_text import place_of
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.rank_time import PhaseTimes
 from rendezvous.values.rank_view import (
     NO_REPEAT,
     Buckets,
@@ -45,7 +46,6 @@ from rendezvous.values.rank_view import (
     Section,
     Totals,
 )
-from rendezvous.values.straggler_state import PhaseTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -35,10 +35,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import ASLEEP_S
+from rendezvous.values.durations import NAME
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_report import ASK_EARLY_S, MAX_CALLS, MAX_GROUPS, RankReport
-from rendezvous.values.rank_view import HELD, RankPhase, RankView
-from rendezvous.values.text_limits import NAME
+from rendezvous.values.rank_view import (
+    ASK_EARLY_S,
+    HELD,
+    MAX_CALLS,
+    MAX_GROUPS,
+    RankPhase,
+    RankReport,
+    RankView,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping

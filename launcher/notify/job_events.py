@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.values.cause_json import cause_json
-from rendezvous.values.cause_text import counted
+from rendezvous.values.cause_text import cause_json, counted
 from rendezvous.values.events import Ended, Notice, Stop
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES

@@ -1,6 +1,6 @@
 """The lines of ranks as text for people: labels, colours, filters, equal lines, and which streams are shown. Pure.
 
-`launcher.output.stream_view` turns the bytes of a rank into these lines.
+`launcher.output.live_area` turns the bytes of a rank into these lines.
 """
 
 from __future__ import annotations

@@ -1,20 +1,149 @@
-"""The rows at the bottom of a terminal that are redrawn: progress bars of ranks, and the status of the job. Pure.
-
-Bars come first, the status last. If a rank shows a prompt, the area gives way to it: the prompt is the only row, and
-the cursor is where the rank has put it. So what a person types appears behind the prompt, and nothing overwrites it.
-"""
+"""What people see of the streams of ranks: in a pipe, on a terminal, and in the rows at its bottom. Pure."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from launcher.output import screen
 from launcher.output.lines import without_c1
-from launcher.output.screen import BLANK, Cell, ScreenRow, cells_of, rendered
+from launcher.output.screen import BLANK, Cell, Finished, Screen, ScreenRow, cells_of, rendered
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# --- in a pipe or a file ---------------------------------------------------------------------------
+#
+# What people see of one stream of a rank in a pipe or a file: its bytes, as they are. Pure.
+#
+# Lines are passed on when they end, so that lines of several ranks are not mixed. There are three exceptions, after
+# which a line is shown in parts. If another stream writes between two parts, the second one begins a new line with
+# its label.
+#
+# * A line that is longer than HELD_LIMIT.
+# * A line that is redrawn, as a progress bar: what there is of it is passed on once a second.
+# * On a terminal that cannot redraw, a line that does not change is passed on, because it may be a prompt.
+
+HELD_LIMIT = 256 * 1024
+_BAR_EVERY_S = 1.0
+_PROMPT_AFTER_S = 0.2
+
+
+class PlainView(NamedTuple):
+    shows_prompts: bool = False
+    held: bytes = b""  # the line that has not ended yet, as far as it is not shown
+    due_at: float | None = None  # when to call `update`
+
+
+def feed_plain(view: PlainView, chunk: bytes, now: float) -> tuple[PlainView, bytes]:
+    """Return what is to be shown now. It may end within a line."""
+    end = chunk.rfind(b"\n") + 1
+    shown, held = (view.held + chunk[:end], chunk[end:]) if end else (b"", view.held + chunk)
+    if len(held) > HELD_LIMIT:
+        shown, held = shown + held, b""
+    due_at = None if end else view.due_at
+    if held and view.shows_prompts:
+        due_at = now + _PROMPT_AFTER_S
+    elif held and due_at is None and b"\r" in held:
+        due_at = now + _BAR_EVERY_S
+    return PlainView(view.shows_prompts, held, due_at if held else None), shown
+
+
+def update_plain(view: PlainView, now: float) -> tuple[PlainView, bytes]:
+    if view.due_at is None or now < view.due_at:
+        return view, b""
+    return PlainView(view.shows_prompts), view.held
+
+
+# --- on a terminal ---------------------------------------------------------------------------------
+#
+# What people see of one stream of a rank on a terminal, and what its log gets. Pure.
+#
+# `feed` interprets the bytes (`screen`) and returns two texts, both of whole lines:
+#
+# * `lines`: what scrolls on the terminal. Rows that can still change are drawn below it (`launcher.output.live_area`).
+# * `record`: the same for the log of a rank that has a terminal. There a line may have any length.
+#
+# A person cannot read more than INTERPRETED bytes a second. Of a stream that writes more, and of binary data, lines
+# are shown without what moves the cursor, so that the rank does not wait for the interpretation.
+
+INTERPRETED = 512 * 1024  # bytes a second, and at most half of it at once
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    is_recorded: bool = True
+    screen: Screen = Screen()
+    credit: float = INTERPRETED / 2  # bytes that may be interpreted
+    fed_at: float = 0.0
+
+
+class Texts(NamedTuple):
+    lines: bytes
+    record: bytes
+
+
+def feed(view: StreamView, chunk: bytes, now: float) -> tuple[StreamView, Texts]:
+    if screen.is_plain(chunk):
+        after, finished = screen.feed(view.screen, chunk, now)
+        return replace(view, screen=after), _texts(view, finished)
+    earned = max(0.0, now - view.fed_at) * INTERPRETED
+    credit = min(view.credit + earned, INTERPRETED / 2) - len(chunk)
+    interpret = screen.feed if credit >= 0 and b"\0" not in chunk else screen.feed_uninterpreted
+    after, finished = interpret(view.screen, chunk, now)
+    return replace(view, screen=after, credit=max(0.0, credit), fed_at=now), _texts(view, finished)
+
+
+def due_at(view: StreamView) -> float | None:
+    """Return when to call `update` if the stream writes nothing more until then."""
+    return screen.due_at(view.screen)
+
+
+def update(view: StreamView, now: float) -> tuple[StreamView, Texts]:
+    after, lines = screen.update(view.screen, now)
+    return replace(view, screen=after), _texts(view, Finished(lines, lines))
+
+
+def answered(view: StreamView) -> tuple[StreamView, Texts]:
+    """End the line of the prompt: the terminal itself has moved to the next line after the answer."""
+    line = view.screen.cursor_row.line() + b"\n"
+    rest, lines = screen.without_cursor_row(view.screen)
+    return replace(view, screen=rest), Texts(lines, lines + line if view.is_recorded else b"")
+
+
+def finish(view: StreamView) -> Texts:
+    """Return the last lines of a stream that has ended."""
+    lines = screen.finish(view.screen)
+    return _texts(view, Finished(lines, lines))
+
+
+def live_rows(view: StreamView) -> tuple[ScreenRow, ...]:
+    return view.screen.live
+
+
+def prompt(view: StreamView) -> ScreenRow | None:
+    """Return the row in which the rank may wait for input."""
+    return view.screen.cursor_row if view.screen.is_prompt else None
+
+
+def column(view: StreamView) -> int:
+    """Return the cursor's column in the row of the prompt."""
+    return view.screen.column if view.screen.rows else len(view.screen.cursor_row.cells)
+
+
+def _texts(view: StreamView, finished: Finished) -> Texts:
+    return Texts(finished.lines, finished.unbroken if view.is_recorded else b"")
+
+
+# --- the rows at the bottom ------------------------------------------------------------------------
+#
+# The rows at the bottom of a terminal that are redrawn: progress bars of ranks, and the status of the job. Pure.
+#
+# Bars come first, the status last. If a rank shows a prompt, the area gives way to it: the prompt is the only row,
+# and the cursor is where the rank has put it. So what a person types appears behind the prompt, and nothing
+# overwrites it.
 
 _ECHO_COLUMNS = 4  # in the last row: the terminal writes "^C" behind the cursor, also twice
 _SEQUENCE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")

@@ -6,11 +6,9 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.output import keyboard, lines, plain_view, stream_view
-from launcher.output.live_area import LiveBlock
-from launcher.output.plain_view import PlainView
+from launcher.output import keyboard, lines, live_area
+from launcher.output.live_area import LiveBlock, PlainView, StreamView, Texts
 from launcher.output.screen import Screen, cells_of
-from launcher.output.stream_view import StreamView, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShownText(NamedTuple):
-    """Text without its label: whole lines, except where nothing can be redrawn (`plain_view`)."""
+    """Text without its label: whole lines, except where nothing can be redrawn (`launcher.output.live_area`)."""
 
     text: bytes  # for the output
     record: bytes = b""  # for the log file of a rank with a terminal, without colours
@@ -79,11 +77,11 @@ class RankDisplay:
         return self._plain.due_at
 
     def feed(self, chunk: bytes, now: float) -> ShownText:
-        self._plain, text = plain_view.feed(self._plain, chunk, now)
+        self._plain, text = live_area.feed_plain(self._plain, chunk, now)
         return self._as_it_is(text)
 
     def update(self, now: float) -> ShownText:
-        self._plain, text = plain_view.update(self._plain, now)
+        self._plain, text = live_area.update_plain(self._plain, now)
         return self._as_it_is(text)
 
     def finish(self, _now: float) -> ShownText:
@@ -111,34 +109,34 @@ class DrawnDisplay(RankDisplay):
     def block(self, input_wait: Callable[[int], int | None]) -> LiveBlock | None:
         """Return what to draw in the live area. Unfinished text is a prompt if the rank may wait for the answer."""
         self._input_wait = input_wait
-        rows = stream_view.live_rows(self._view) if self._draws_bars else ()
-        unfinished = stream_view.prompt(self._view)
+        rows = live_area.live_rows(self._view) if self._draws_bars else ()
+        unfinished = live_area.prompt(self._view)
         if unfinished is not None and (wait := input_wait(self.rank)) != 0:
             self._question = wait if wait and keyboard.ends_lines() else 0
-            return LiveBlock(self._label, rows, unfinished, stream_view.column(self._view))
+            return LiveBlock(self._label, rows, unfinished, live_area.column(self._view))
         if unfinished is not None and self._draws_bars:
             rows = (*rows, unfinished)
         return LiveBlock(self._label, rows) if rows else None
 
     @property
     def is_unfinished(self) -> bool:
-        return stream_view.prompt(self._view) is not None
+        return live_area.prompt(self._view) is not None
 
     def due_at(self) -> float | None:
-        return stream_view.due_at(self._view)
+        return live_area.due_at(self._view)
 
     def feed(self, chunk: bytes, now: float) -> ShownText:
         """A defect in the interpretation must not end the thread that all ranks wait for: the text is shown plainly."""
         try:
             before = self._end_prompt()
-            self._view, texts = stream_view.feed(self._view, chunk, now)
+            self._view, texts = live_area.feed(self._view, chunk, now)
         except Exception as error:
             return self._display_text(self._begin_again(chunk, error))
         return self._display_text(Texts(before.lines + texts.lines, before.record + texts.record))
 
     def update(self, now: float) -> ShownText:
         try:
-            self._view, texts = stream_view.update(self._view, now)
+            self._view, texts = live_area.update(self._view, now)
         except Exception as error:
             return self._display_text(self._begin_again(b"", error))
         return self._display_text(texts)
@@ -150,17 +148,17 @@ class DrawnDisplay(RankDisplay):
         return Texts(text, text)
 
     def finish(self, _now: float) -> ShownText:
-        before, texts = self._end_prompt(), stream_view.finish(self._view)
+        before, texts = self._end_prompt(), live_area.finish(self._view)
         self._view = StreamView(self._view.is_recorded)
         return self._display_text(Texts(before.lines + texts.lines, before.record + texts.record))
 
     def _end_prompt(self) -> Texts:
         """What a rank writes after it has asked begins a new line: its question and the answer are on the terminal."""
         is_answered = self._question and self._input_wait(self.rank) != self._question
-        if not is_answered or stream_view.prompt(self._view) is None:
+        if not is_answered or live_area.prompt(self._view) is None:
             return Texts(b"", b"")
         self._question = 0
-        self._view, texts = stream_view.answered(self._view)
+        self._view, texts = live_area.answered(self._view)
         return texts
 
     def _display_text(self, texts: Texts) -> ShownText:

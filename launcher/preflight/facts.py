@@ -1,29 +1,49 @@
-"""Gathers and evaluates the data of this node: all parts in parallel, each with a time limit."""
+"""Gathers and evaluates the data of this node."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
+import resource
 import socket
+import struct
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import _ddp_launch_entry as doors
+from launcher.joining import addresses
 from launcher.machine import nvml
 from launcher.machine.gpu_reading import read_all, read_layout
 from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
 from launcher.machine.kernel_log import logged_xids
-from launcher.machine.small_files import text_of
-from launcher.output.log_folder import temporary_roots
-from launcher.preflight import checkup, host, installed
-from launcher.preflight.checkup import MB, Check, Gpus, Grade, Report, skipped
+from launcher.machine.small_files import names_in, text_of
+from launcher.output.log_file import temporary_roots
+from launcher.preflight import checkup, installed
+from launcher.preflight.checkup import (
+    KB,
+    MB,
+    Check,
+    Gpus,
+    Grade,
+    Interface,
+    Memory,
+    Network,
+    ProcessLimits,
+    Report,
+    SharedMemory,
+    Storage,
+    skipped,
+)
 from launcher.sources import SourceFailed
+from launcher.template.cgroup import memberships, upwards
 from launcher.template.torch_release import too_old
 
 if TYPE_CHECKING:
@@ -32,9 +52,187 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
     from launcher.sources import HealthSource
 
-
-if TYPE_CHECKING:
     Part = Callable[[], tuple[Check, ...]]
+
+# --- the machine -----------------------------------------------------------------------------------
+#
+# Memory, limits, name, interface and disks of this machine, as the kernel reports them. No part needs root.
+
+_SHM = "/dev/shm"
+_SIOCGIFFLAGS, _SIOCGIFMTU, _IFF_UP = 0x8913, 0x8921, 0x1
+_NO_LIMIT = 1 << 60  # cgroups of version 1 report such a number if there is no limit
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def memory(root: str = "/") -> Memory:
+    told = {}
+    for line in text_of(os.path.join(root, "proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdecimal():
+            told[name] = int(words[0]) * KB
+    limit, used = _group_memory(root)
+    return Memory(told.get("MemTotal", 0), told.get("MemAvailable", told.get("MemFree", 0)), limit, used)
+
+
+def _group_memory(root: str) -> tuple[int | None, int]:
+    """The lowest limit of our cgroup and its ancestors, and the used memory that the kernel cannot reclaim."""
+    tightest: tuple[int | None, int] = (None, 0)
+    for controllers, path in memberships("self", root):
+        if controllers and "memory" not in controllers:
+            continue
+        mount = os.path.join(root, "sys/fs/cgroup", *(["memory"] if controllers else []))
+        names = _VERSION_1 if controllers else _VERSION_2
+        for folder in upwards(mount, path):
+            limit, used = _limit_in(folder, *names)
+            if limit is not None and (tightest[0] is None or limit - used < tightest[0] - tightest[1]):
+                tightest = (limit, used)
+    return tightest
+
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _limit_in(folder: str, limit_name: str, used_name: str, cache_name: str) -> tuple[int | None, int]:
+    text, used = (text_of(os.path.join(folder, name)).strip() for name in (limit_name, used_name))
+    if not text.isdecimal() or not used.isdecimal() or int(text) >= _NO_LIMIT:
+        return None, 0
+    cached = 0
+    for line in text_of(os.path.join(folder, "memory.stat")).splitlines():
+        name, _, value = line.partition(" ")
+        if name == cache_name and value.isdecimal():
+            cached = int(value)
+    return int(text), max(0, int(used) - cached)
+
+
+def shared_memory() -> SharedMemory | None:
+    try:
+        found = os.statvfs(_SHM)
+    except OSError:
+        return None
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def limits() -> ProcessLimits:
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pins = bool(names_in("/sys/class/infiniband")) or os.path.exists("/proc/driver/nvidia/version")
+    return ProcessLimits(
+        -1 if files == resource.RLIM_INFINITY else files,
+        -1 if locked == resource.RLIM_INFINITY else locked,
+        pins,
+    )
+
+
+# --- network -----------------------------------------------------------------------------------------
+
+
+def network(spec: LaunchSpec) -> Network:
+    host = socket.gethostname()
+    found = tuple(dict.fromkeys(address for _, address in addresses.addresses_of(host, 0)))
+    return Network(
+        host,
+        found,
+        _interface(spec),
+        asked=bool(spec.interface or spec.local_addr),
+        alone=spec.job.max_nodes == 1 or _is_here(spec),
+    )
+
+
+def _is_here(spec: LaunchSpec) -> bool:
+    """Whether all nodes of the job run on this machine."""
+    return not spec.has_ssh_control and addresses.is_loopback(spec.rendezvous.rpartition(":")[0])
+
+
+def _interface(spec: LaunchSpec) -> Interface | None:
+    """The interface of --interface, otherwise the interface of the default route."""
+    name = spec.interface
+    if name:
+        if name not in addresses.interfaces():
+            return Interface(name, exists=False)
+        return _described(name, addresses.address_of_interface(name))
+    address = spec.local_addr or addresses.default_route_address()
+    named = [
+        each for each in addresses.interfaces() if address and addresses.address_of_interface(each) == address
+    ]
+    return _described(named[0], address) if named else None
+
+
+def _described(name: str, address: str) -> Interface:
+    speed = text_of(f"/sys/class/net/{name}/speed").strip()
+    return Interface(
+        name,
+        address,
+        _asked_of(name, _SIOCGIFMTU, "i"),
+        bool(_asked_of(name, _SIOCGIFFLAGS, "H") & _IFF_UP)
+        and text_of(f"/sys/class/net/{name}/carrier").strip() != "0",
+        int(speed) if speed.isdecimal() else 0,
+    )
+
+
+def _asked_of(name: str, request: int, form: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        try:
+            answer = fcntl.ioctl(asks, request, struct.pack("16s24x", name.encode()[:15]))
+        except OSError:
+            return 0
+    return int(struct.unpack_from(form, answer, 16)[0])
+
+
+# --- disks -------------------------------------------------------------------------------------------
+
+_BLOCK = bytes(MB)
+
+
+def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bool) -> Storage:
+    """Measure the write speed: write an unlinked file with fsync, up to a limit of time and size."""
+    folder = _first_that_exists(path)
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        return Storage(what, path, problem=_in_words(error))
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    if total:  # some file systems do not report it
+        most_bytes = min(most_bytes, free // 4)
+    try:
+        speed = _write_speed(folder, most_bytes, most_s) if most_bytes >= MB else None
+    except OSError as error:
+        return Storage(what, path, total, free, problem=f"cannot be written to ({_in_words(error)})")
+    return Storage(what, path, total, free, speed, glimpse=glimpse)
+
+
+def _first_that_exists(path: str) -> str:
+    """The folder or its nearest parent that exists: a check does not create folders."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _write_speed(folder: str, most_bytes: int, most_s: float) -> float:
+    """Unlink the file before writing, so that no file is left, even if this process is killed."""
+    fd, name = tempfile.mkstemp(prefix=".ddp-launch-", dir=folder)
+    try:
+        os.unlink(name)
+        began, written = time.monotonic(), 0
+        while written < most_bytes and time.monotonic() - began < most_s:
+            written += os.write(fd, _BLOCK)
+        os.fdatasync(fd)
+        return written / max(1e-6, time.monotonic() - began)
+    finally:
+        os.close(fd)
+
+
+def _in_words(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+# --- all parts -------------------------------------------------------------------------------------
+#
+# Gathers and evaluates the data of this node: all parts in parallel, each with a time limit.
 
 _PART_S = 3.0
 _SLOW_S = 8.0  # a driver without persistence mode initializes its devices first; sources have their own limit
@@ -77,12 +275,12 @@ async def _laid_out(spec: LaunchSpec, level: str) -> Layout:
 
 def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
     wants_gpus = spec.job.nproc == "gpu"
-    yield "memory", lambda: (checkup.judge_memory(host.memory(), spec.nproc),)
-    yield "/dev/shm", lambda: (checkup.judge_shared_memory(host.shared_memory()),)
-    yield "limits", lambda: checkup.judge_limits(host.limits())
+    yield "memory", lambda: (checkup.judge_memory(memory(), spec.nproc),)
+    yield "/dev/shm", lambda: (checkup.judge_shared_memory(shared_memory()),)
+    yield "limits", lambda: checkup.judge_limits(limits())
     for what, path in _paths(spec):
         yield f"{what} in {path}", partial(_stored, what, path, full)
-    yield "network", lambda: checkup.judge_network(host.network(spec))
+    yield "network", lambda: checkup.judge_network(network(spec))
     yield "versions", lambda: (_versions(spec),)
     if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
         yield "core", lambda: (checkup.judge_core(installed.state()),)
@@ -104,7 +302,7 @@ def _asked(source: HealthSource) -> tuple[Check, ...]:
 
 def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:
     most_bytes, most_s = (_FULL_BYTES, _FULL_WRITE_S) if full else (_QUICK_BYTES, _QUICK_WRITE_S)
-    found = host.storage(what, path, most_bytes=most_bytes, most_s=most_s, glimpse=not full)
+    found = storage(what, path, most_bytes=most_bytes, most_s=most_s, glimpse=not full)
     return (checkup.judge_storage(found),)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher import daemon_threads
 from launcher.exchange import RankEnded
-from launcher.failure.hidden_modules import modules_named
+from launcher.failure.crash_text import modules_named
 from launcher.failure.rank_facts import OomWatch, read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import keyboard_wait, page, stacks

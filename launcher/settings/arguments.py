@@ -16,7 +16,7 @@ from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from launcher.settings.option import Option
+    from launcher.settings.values import Option
 
 
 class UsageError(Coded):

@@ -15,10 +15,10 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import Budgets, EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, count, join_endpoint, nearest, positive_duration
+from rendezvous.values.contracts import VERSION
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import JobSpec, StragglerPolicy, StragglerRule
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import CommandLine, UsageError
-from launcher.settings.option import Option, Reach
 from launcher.settings.options import BY_SPELLING, OPTIONS, negates
-from launcher.settings.values import BadValue, nearest, printable, quote
+from launcher.settings.values import BadValue, Option, Reach, nearest, printable, quote
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 

@@ -10,13 +10,12 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.settings import host_names, values
-from launcher.settings.option import Option, Reach
-from launcher.settings.option import ours as _ours
-from launcher.settings.option import switch as _switch
-from launcher.settings.option import torch as _torch
-from launcher.settings.option import torch_switch as _torch_switch
-from launcher.settings.values import BadValue, quote
+from launcher.settings import values
+from launcher.settings.values import BadValue, Option, Reach, quote
+from launcher.settings.values import ours as _ours
+from launcher.settings.values import switch_option as _switch
+from launcher.settings.values import torch as _torch
+from launcher.settings.values import torch_switch_option as _torch_switch
 from rendezvous.values.types import Recover, ScaleUp
 
 if TYPE_CHECKING:
@@ -656,7 +655,7 @@ _OVER_SSH = (
         "--hosts",
         "HOST[:RANKS][,...]",
         None,
-        host_names.hosts,
+        values.hosts,
         "start the agents on all these hosts over ssh, each in the current directory",
     ),
     _ours("--hostfile", "FILE", None, values.path, "file of hosts, one per line: NAME or NAME slots=RANKS"),

@@ -11,7 +11,7 @@ from launcher.settings.values import printable
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings
-    from launcher.settings.option import Option
+    from launcher.settings.values import Option
 
 _COLUMN, _INSET = 30, " " * 6
 # What people use first; the table of options has the rest.

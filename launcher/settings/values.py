@@ -11,11 +11,13 @@ import re
 import shlex
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
 from launcher.settings.spec import Budgets, Debug, Logged, Slow, StopCondition, StreamChoice, Streams
 from rendezvous.values.contracts import PORT
 from rendezvous.values.durations import UNITS, seconds_in
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import (
     UNLIMITED,
     CrashLoop,
@@ -28,7 +30,9 @@ from rendezvous.values.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+# --- values ----------------------------------------------------------------------------------------
 
 MAX_NODES = 100_000
 MAX_RANKS_PER_NODE = 4096
@@ -672,3 +676,167 @@ def debug(value: str) -> Debug:
     if rank is None or not 0 <= rank < 1 << 24 or (colon and (port is None or not 0 < port < 65536)):
         raise BadValue("not a rank", "a global rank, or RANK:PORT for an editor", "1:5678")
     return Debug(rank, f"{host or _LOOPBACK}:{port}" if colon else "")
+
+
+# --- hosts -----------------------------------------------------------------------------------------
+#
+# Parse the hosts of a job from `--hosts` or a hostfile. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    name: str  # host or user@host, as ssh accepts it
+    slots: int | None = None  # number of ranks; None: use --nproc-per-node
+
+    @property
+    def bare(self) -> str:
+        return self.name.rpartition("@")[2]
+
+
+def hosts(text: str) -> tuple[Host, ...]:
+    """Parse `a,b:4,user@c`: host names, each with an optional number of ranks."""
+    found = tuple(_host(part.strip()) for part in text.split(","))
+    _reject_duplicates(found)
+    return found
+
+
+def _host(text: str) -> Host:
+    bracketed = re.fullmatch(r"((?:[^@]+@)?)\[([^\]]+)\](?::(\d+))?", text)
+    if bracketed:
+        return Host(_check_name(bracketed[1] + bracketed[2]), _slots(bracketed[3]))
+    name, colon, slots = text.rpartition(":")
+    if not colon or ":" in name:  # no number, or an IPv6 address without brackets
+        return Host(_check_name(text))
+    return Host(_check_name(name), _slots(slots))
+
+
+def _check_name(name: str) -> str:
+    if not name or name.startswith("-") or not re.fullmatch(r"[\w.@:%+-]+", name):
+        raise BadValue(f"invalid host name {quote(name)}", "HOST[:RANKS][,...]", "node1,node2:4")
+    return name
+
+
+def _slots(text: str | None) -> int | None:
+    if text is None:
+        return None
+    number = parse_int(text)
+    if number is None or not 0 < number <= 4096:
+        raise BadValue(
+            f"the number of ranks must be from 1 to 4096, not {quote(text)}",
+            "HOST[:RANKS][,...]",
+            "node1,node2:4",
+        )
+    return number
+
+
+def _reject_duplicates(found: Sequence[Host]) -> None:
+    names = [host.bare for host in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadValue(
+                f"{name} is listed twice; one agent runs all ranks of a host",
+                "each host once, with its number of ranks",
+                f"{name}:2",
+            )
+
+
+def read_hostfile(text: str) -> tuple[Host, ...]:
+    """Parse one host per line, `name` or `name slots=N`, as in MPI and DeepSpeed; # starts a comment."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            found.append(_host_line(words))
+        except BadValue as bad:
+            raise BadValue(f"line {number}: {bad.problem}") from None
+    if not found:
+        raise BadValue("the file is empty; write one host per line")
+    _reject_duplicates(found)
+    return tuple(found)
+
+
+def _host_line(words: list[str]) -> Host:
+    host = _host(words[0])
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if key not in ("slots", "max_slots") or not equals:
+            close = nearest(key, ["slots"])
+            raise BadValue(
+                f"unexpected {quote(word)}; " + ("write slots=N" if close else "write one host per line")
+            )
+        if key == "slots":
+            host = Host(host.name, _slots(value))
+    return host
+
+
+# --- the type of an option -------------------------------------------------------------------------
+#
+# The type of one option of `ddp-launch`; launcher/settings/options.py is the table of all options.
+
+
+class Reach(IntEnum):
+    """Sources that may set an option; each value also allows the sources of the values before it."""
+
+    FLAG = 0
+    ENVIRONMENT = 1
+    FILE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    flag: str
+    help: str
+    parse: Callable[[str], Any] = text
+    metavar: str = ""  # empty for a switch
+    default: str | None = None
+    short: str = ""
+    negatable: bool = False  # a switch that also has a --no- form
+    torchrun: bool = False
+    pet: bool = False  # torchrun reads PET_<DEST>
+    # Another variable, and the function that converts its text.
+    foreign: tuple[str, Callable[[str], str]] | None = None
+    # The reason why an option has no effect; it is accepted for compatibility with torchrun.
+    without_effect: str = ""
+    # The field of LaunchSpec, JobSpec or LogSpec that gets the value, if it has another name than the option.
+    field: str = ""
+    reach: Reach = Reach.FILE
+
+    @property
+    def dest(self) -> str:
+        return self.flag[2:].replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.flag, "--no-" + self.flag[2:]) if self.negatable else (self.flag,)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Environment variables in order of precedence."""
+        ours = (f"DDP_LAUNCH_{self.dest.upper()}",) if self.reach >= Reach.ENVIRONMENT else ()
+        return (*ours, f"PET_{self.dest.upper()}") if self.pet else ours
+
+
+def ours(
+    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
+) -> Option:
+    return Option(flag, text, parse, metavar, default, **more)
+
+
+def torch(
+    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
+) -> Option:
+    return Option(flag, text, parse, metavar, default, torchrun=True, **{"pet": True, **more})
+
+
+def switch_option(flag: str, text: str, **more: Any) -> Option:
+    return Option(flag, text, switch, **{"default": "0", **more})
+
+
+def torch_switch_option(flag: str, text: str, **more: Any) -> Option:
+    return switch_option(flag, text, torchrun=True, pet=True, **more)

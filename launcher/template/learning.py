@@ -30,7 +30,7 @@ from importlib.machinery import PathFinder
 from json import dumps, loads  # as they are now: a script may replace them
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import fast_exit, memory_left
+from . import cgroup, forking
 from .messages import Learned
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Learner:
                 self._given_up.add(name)
 
     def _learn(self, noted: Noted) -> None:
-        fast_exit.arrange()  # the libraries that are loaded from now on belong to the script
+        forking.arrange()  # the libraries that are loaded from now on belong to the script
         before = len(sys.modules)
         with _without_traces(noted.changed), _noting_generators(), _without_gc():
             try:
@@ -139,7 +139,7 @@ class Learner:
 
 
 def _is_possible(noted: Noted) -> bool:
-    return noted.folder == os.getcwd() and memory_left.free_bytes() >= _SPARE_BYTES
+    return noted.folder == os.getcwd() and cgroup.free_bytes() >= _SPARE_BYTES
 
 
 @contextlib.contextmanager

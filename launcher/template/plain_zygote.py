@@ -10,10 +10,10 @@ def _main() -> None:
     package = type(sys)("_ddp_launch")
     package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.modules["_ddp_launch"] = package
-    from _ddp_launch import descriptors, loop
+    from _ddp_launch import forking, loop
 
     config = json.loads(sys.argv[1])
-    descriptors.close_inherited(config["fd"])
+    forking.close_inherited(config["fd"])
     control = socket.socket(fileno=config["fd"])
     loop.Loop(control, warm=False).serve(0.0, config["cgroup"], config["scratch"])
 

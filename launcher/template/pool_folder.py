@@ -1,31 +1,161 @@
-"""The private folder of a user's warm pool: settings, sockets and keys of the templates, and notes for `warm status`.
-
-    pool.json     the settings. The pool is on as long as this file exists
-    NAME.sock     the socket of a template
-    NAME.json     its key, written when it is ready
-    seeds         locked by processes that will become templates
-    notes         why commands started cold, and why templates ended
-
-Everything in it belongs to one user. A folder that others can read or write, or that another user has made, is refused.
-"""
+"""Where commands and templates of the warm pool meet: the key of a template, its folder, and their messages."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import socket
 import stat
 import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .import_variables import is_read_natively
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from .pool_key import Key
+# --- the key of a template -------------------------------------------------------------------------
+#
+# What a warm template was started under, as names and values: pure functions.
+#
+# A rank inherits more than the environment: folder, limits, priority, control group, namespaces. The template
+# cannot take these over from a command, so they must be equal. They form its key, whose digest is the name of its
+# socket.
+
+Key = dict[str, str]
+_VARIABLE = "variable "
+_MOST_WORDS = 4
+
+_NOT_SET = ""
+# Read by the interpreter at its start, or by the C library: no import shows that.
+_READ_AT_START = tuple("PYTHON LC_ LANG LOCPATH LD_ GLIBC_TUNABLES TZ HOME SETUPTOOLS_ COVERAGE_".split())
+
+
+def of_variables(environ: Mapping[str, str]) -> Key:
+    """All variables of a command, as digests: the key is written to a file, and variables hold passwords."""
+    return {_VARIABLE + name: digest(f"{name}={value}") for name, value in environ.items()}
+
+
+def of_template(key: Key, read: Iterable[str]) -> Key:
+    """The key of the command that has started the template, without the variables that do not matter.
+
+    `read`: the names that its imports have read, whether they were set or not.
+    """
+    names = {_VARIABLE + name for name in read}
+    kept = {name: value for name, value in key.items() if name in names or _is_of_start(name)}
+    return dict.fromkeys(names, _NOT_SET) | kept
+
+
+def _is_of_start(name: str) -> bool:
+    variable = name.removeprefix(_VARIABLE)
+    return variable == name or variable.startswith(_READ_AT_START) or is_read_natively(variable)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def name_of(key: Key) -> str:
+    return digest(json.dumps(sorted(key.items())))
+
+
+def differences(mine: Key, theirs: Key) -> list[str]:
+    """Say why a template does not serve a command. `theirs`: see `of_template`."""
+    found = []
+    for name in sorted(theirs.keys() | {each for each in mine if _is_of_start(each)}):
+        here, there = mine.get(name, _NOT_SET), theirs.get(name, _NOT_SET)
+        if here == there:
+            continue
+        if name.startswith(_VARIABLE):
+            what = "has another value" if here and there else "is set" if here else "is not set"
+            found.append(f"{name} {what}")
+        else:
+            found.append(f"{name} is {here or 'unknown'}, not {there or 'unknown'}")
+    return found
+
+
+def why_missed(mine: Key, templates: list[Key]) -> str:
+    """Return how the command differs from the template that comes closest; "" if there is no template."""
+    if not templates:
+        return ""
+    words = min((differences(mine, each) for each in templates), key=len)
+    more = len(words) - _MOST_WORDS
+    return "; ".join(words[:_MOST_WORDS]) + (f"; and {more} more" if more > 0 else "")
+
+
+# --- messages --------------------------------------------------------------------------------------
+#
+# Messages between a command and a template of the pool: one JSON object per frame, with descriptors.
+#
+# Both sides are small programs that wait for each other for a limited time, so the sockets block, with a timeout.
+
+_HEAD_BYTES = 4
+_MOST_BYTES = 1 << 22  # an environment has at most a quarter of this
+_MOST_FDS = 8
+
+
+class Broken(OSError):
+    """The other end has closed, or does not speak this protocol."""
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    body = json.dumps(message).encode()
+    frame = len(body).to_bytes(_HEAD_BYTES, "big") + body
+    sent = socket.send_fds(sock, [frame], fds) if fds else 0
+    sock.sendall(frame[sent:])
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the next message and its descriptors, which the caller owns. Raises OSError."""
+    data, fds = bytearray(), []
+    try:
+        while len(data) < _HEAD_BYTES or len(data) < (wanted := _wanted(data)):
+            part, more, flags, _address = socket.recv_fds(
+                sock, (_HEAD_BYTES if len(data) < _HEAD_BYTES else wanted) - len(data), _MOST_FDS, _CLOEXEC
+            )
+            fds += more
+            data += part
+            if not part or flags & socket.MSG_CTRUNC:
+                raise Broken("the connection has ended")
+        message = json.loads(data[_HEAD_BYTES:])
+        if not isinstance(message, dict):
+            raise Broken("not a message")
+    except BaseException as error:
+        for fd in fds:
+            os.close(fd)
+        if isinstance(error, ValueError):
+            raise Broken("not a message") from None
+        raise
+    return message, fds
+
+
+_CLOEXEC = socket.MSG_CMSG_CLOEXEC
+
+
+def _wanted(data: bytearray) -> int:
+    length = int.from_bytes(data[:_HEAD_BYTES], "big")
+    if length > _MOST_BYTES:
+        raise Broken("the message is too long")
+    return _HEAD_BYTES + length
+
+
+# --- the folder ------------------------------------------------------------------------------------
+#
+# The private folder of a user's warm pool: settings, sockets and keys of the templates, and notes for `warm status`.
+#
+#     pool.json     the settings. The pool is on as long as this file exists
+#     NAME.sock     the socket of a template
+#     NAME.json     its key, written when it is ready
+#     seeds         locked by processes that will become templates
+#     notes         why commands started cold, and why templates ended
+#
+# Everything in it belongs to one user. A folder that others can read or write, or that another user has made, is
+# refused.
 
 _SETTINGS, _NOTES, _LOCK, _SEEDS = "pool.json", "notes", "lock", "seeds"
 _MOST_NOTE_BYTES = 1 << 14

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 `launcher.warm_pool` starts this process as it would start a zygote: with the command line of the ranks. So it can serve
-commands with this script only, under the same `pool_key`. It imports what a zygote imports, announces itself in the
+commands with this script only, under the same `pool_folder`. It imports what a zygote imports, announces itself in the
 folder of the pool, and waits on a socket there. Each request comes with the descriptors of the command. The reply is
 quick: either the reason why not, or a fork (the guardian), whose fork in turn continues as the zygote.
 
@@ -26,7 +26,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from . import freshness, memory_left, pool_key, pool_wire, tree
+from . import cgroup, freshness, pool_folder, tree
 from .forking import fork, freeze_garbage
 from .pool_folder import Unusable, open_folder, peer
 
@@ -63,7 +63,7 @@ class Template:
         self._poll.register(self._listener, select.POLLIN)
         with contextlib.suppress(Exception):
             show([f"ddp-launch: warm template of {self._config['title']}"])
-        if (used := memory_left.own_bytes()) > self._config["most_bytes"]:
+        if (used := cgroup.own_bytes()) > self._config["most_bytes"]:
             self.end(f"it takes {used >> 20} MiB, more than --warm-memory permits")
         self._folder.announce(self._name, self._config["key"])
         while True:
@@ -95,7 +95,7 @@ class Template:
         with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
             connection.settimeout(_REQUEST_S)
             if peer(connection).uid == os.geteuid():
-                return self._answer(connection, pool_wire.receive(connection)[0])
+                return self._answer(connection, pool_folder.receive(connection)[0])
         connection.close()
         return None
 
@@ -104,19 +104,19 @@ class Template:
             case "zygote":
                 return self._hand_over(connection, request)
             case "state":
-                pool_wire.send(connection, self.state())
+                pool_folder.send(connection, self.state())
             case "end":
-                pool_wire.send(connection, {"ended": True})
+                pool_folder.send(connection, {"ended": True})
                 os._exit(0)  # who asks removes the files, and holds the lock
         connection.close()
         return None
 
     def _hand_over(self, connection: socket.socket, asked: dict[str, Any]) -> Handover | None:
         reason = self._why_not(asked)
-        pool_wire.send(connection, {"refused": reason} if reason else {"taken": True})
+        pool_folder.send(connection, {"refused": reason} if reason else {"taken": True})
         if reason:
             self.end(reason)
-        request, fds = pool_wire.receive(connection)
+        request, fds = pool_folder.receive(connection)
         pid, obstacle = fork()
         if pid == 0:
             try:
@@ -128,7 +128,7 @@ class Template:
         for fd in fds:
             os.close(fd)
         if obstacle:
-            pool_wire.send(connection, {"obstacle": obstacle})
+            pool_folder.send(connection, {"obstacle": obstacle})
         else:
             self._note_job(pid)
         connection.close()
@@ -136,7 +136,7 @@ class Template:
 
     def _why_not(self, request: dict[str, Any]) -> str:
         assert self._snapshot is not None
-        if differences := pool_key.differences(request["key"], self._config["key"]):
+        if differences := pool_folder.differences(request["key"], self._config["key"]):
             return f"the command differs from the one that the template was made for: {differences[0]}"
         return freshness.change(self._snapshot) or self._shadowed()
 
@@ -176,7 +176,7 @@ class Template:
             "running": len(self._jobs),
             "idle_left_s": self._idle_left_s(),
             "last_used": self._used,
-            "bytes": memory_left.own_bytes(),
+            "bytes": cgroup.own_bytes(),
         }
 
     def end(self, reason: str, is_unused: bool = False) -> NoReturn:
@@ -195,7 +195,7 @@ def serve(
     config: dict[str, Any], obstacle: str, read: Iterable[str], shadowed: Callable[[], str]
 ) -> tuple[Handover, tuple[bytes, bytes]]:
     """Be a template. Return in a zygote, with what the imports have printed. `read`: variables."""
-    config = config | {"key": pool_key.of_template(config["key"], read)}
+    config = config | {"key": pool_folder.of_template(config["key"], read)}
     try:
         folder = open_folder(config["folder"])
         template = Template(config, folder, shadowed)
@@ -301,14 +301,14 @@ def _await(lifeline: socket.socket, zygote: int) -> int:
 
 def _tell(lifeline: socket.socket, message: dict[str, object]) -> None:
     with contextlib.suppress(OSError):
-        pool_wire.send(lifeline, message)
+        pool_folder.send(lifeline, message)
 
 
 # --- the zygote of a command -----------------------------------------------------------------------
 #
 # Turns a fork of a template into the zygote of a command: what the template could not know is set here.
 #
-# What cannot be set, such as limits or the control group, is equal already: it belongs to the key (`pool_key`).
+# What cannot be set, such as limits or the control group, is equal already: it belongs to the key (`pool_folder`).
 
 
 class Handover(NamedTuple):

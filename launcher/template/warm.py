@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors, fast_exit, freshness, import_variables, script_start, torch_release
+from . import forking, freshness, import_variables, script_start, torch_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     config = json.loads(os.environ.pop(CONFIG_VARIABLE))
     reads = import_variables.Reads()
     pool = config.get("pool")  # this process is a template of the warm pool
-    descriptors.close_inherited(*((pool["listener"], *pool["output"]) if pool else (config["fd"],)))
+    forking.close_inherited(*((pool["listener"], *pool["output"]) if pool else (config["fd"],)))
     script_start.hide_hook(hook_folder, config["pythonpath"])
     atexit.register(_drop_imported_modules)  # registered first, so it runs last
     early = frozenset(sys.modules)
@@ -51,7 +51,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"])
     rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
     put_marks()
-    fast_exit.arrange()
+    forking.arrange()
     if rank.notes is not None:
         rank.notes.begin()
     if rank.late is not None:

@@ -11,7 +11,7 @@ from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.settings.arguments import UsageError
 from launcher.settings.spec import EntryKind
 from launcher.template.pool_folder import PoolSettings, Unusable, boot_id, open_folder, usual_place
-from launcher.warm_pool import client, seed
+from launcher.warm_pool import client
 from launcher.warm_pool.pooled_start import recipe_of
 from rendezvous.values.durations import short_duration
 from rendezvous.values.error_codes import Code
@@ -65,11 +65,11 @@ def _make_template(folder: PoolFolder, spec: LaunchSpec) -> str:
     recipe = recipe_of(spec, starter, folder)
     name = client.serving(folder, recipe.name, recipe.key)
     if not client.is_there(folder, name):
-        os.close(seed.plant(recipe))
+        os.close(client.plant(recipe))
     began = time.monotonic()
     while name not in folder.templates() and time.monotonic() - began < _BEGIN_S:
         time.sleep(_LOOK_S)
-    found = client.state(folder, name, _IMPORT_S)
+    found = client.state_of(folder, name, _IMPORT_S)
     if found is None:
         raise CannotWarm(
             f"the template of {recipe.title} has ended. {''.join(folder.notes()[-1:])}",
@@ -116,7 +116,7 @@ def _templates(folder: PoolFolder) -> list[str]:
         ("KEY", "PID", "AGE", "MEMORY", "SERVED", "RUNNING", "IDLE LEFT", "SCRIPT")
     ]
     for name in folder.templates():
-        state = client.state(folder, name) if folder.is_ready(name) else None
+        state = client.state_of(folder, name) if folder.is_ready(name) else None
         if state is not None:
             rows.append(_row(name, state))
         elif client.is_there(folder, name):

@@ -13,8 +13,7 @@ from launcher.template.pool_folder import PoolFolder, Unusable, open_folder, usu
 if TYPE_CHECKING:
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
-    from launcher.warm_pool.pooled_zygote import PooledZygote
-    from launcher.warm_pool.seed import Recipe
+    from launcher.warm_pool.client import PooledZygote, Recipe
 
 _seeds: list[int] = []  # each becomes a template when this process ends
 
@@ -42,24 +41,24 @@ def take_zygote(spec: LaunchSpec, starter: ZygoteStarter) -> PooledZygote | None
 
 
 def _take_or_plant(spec: LaunchSpec, starter: ZygoteStarter, folder: PoolFolder) -> PooledZygote | None:
-    from launcher.template import pool_key
+    from launcher.template import pool_folder
     from launcher.warm_pool import client
 
     recipe = recipe_of(spec, starter, folder)
     keys = folder.keys()
     why = "its template still imports torch" if _imports(folder, recipe) else ""
     for name, key in keys.items():
-        if not pool_key.differences(recipe.key, key):
+        if not pool_folder.differences(recipe.key, key):
             try:
                 return client.take(folder, name, _request(spec, starter, recipe))
             except client.NotServed as reason:
                 why = str(reason)
-    missed = pool_key.why_missed(recipe.key, list(keys.values()))
+    missed = pool_folder.why_missed(recipe.key, list(keys.values()))
     why = why or (f"no template fits: {missed}" if missed else "there is no template yet")
     folder.note(f"{recipe.title} started cold: {why}")
-    from launcher.warm_pool import seed
+    from launcher.warm_pool import client
 
-    _seeds.append(seed.plant(recipe))
+    _seeds.append(client.plant(recipe))
     return None
 
 
@@ -75,15 +74,15 @@ def _imports(folder: PoolFolder, recipe: Recipe) -> bool:
 
 def recipe_of(spec: LaunchSpec, starter: ZygoteStarter, folder: PoolFolder) -> Recipe:
     from launcher.ranks.zygote import warm_command
-    from launcher.template import pool_key
-    from launcher.warm_pool.seed import Recipe
+    from launcher.template import pool_folder
+    from launcher.warm_pool.client import Recipe
     from launcher.warm_pool.surroundings import key_of
 
     def command(pool: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
         return warm_command(spec, starter.env, {"pool": pool})
 
     key = key_of(spec, starter.env)
-    return Recipe(folder, pool_key.name_of(key), key, _title(spec), spec.entry.args, command)
+    return Recipe(folder, pool_folder.name_of(key), key, _title(spec), spec.entry.args, command)
 
 
 def _title(spec: LaunchSpec) -> str:

@@ -12,14 +12,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from launcher.settings.import_path import script_folder
-from launcher.template import pool_key
-from rendezvous.values.version import VERSION
+from launcher.template import pool_folder
+from rendezvous.values.contracts import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from launcher.settings.spec import LaunchSpec
-    from launcher.template.pool_key import Key
+    from launcher.template.pool_folder import Key
 
 _STATUS = (
     "Umask Uid Gid Groups NoNewPrivs Seccomp Seccomp_filters Speculation_Store_Bypass SpeculationIndirectBranch "
@@ -35,7 +35,7 @@ _SYSTEM_CALLS = {"x86_64": (252, 239), "aarch64": (31, 236)}  # ioprio_get, get_
 def key_of(spec: LaunchSpec, environ: Mapping[str, str]) -> Key:
     """`environ`: of the ranks, as far as it is the same for all of them."""
     return {
-        **pool_key.of_variables(environ),
+        **pool_folder.of_variables(environ),
         "entry": f"{spec.entry.kind} {spec.entry.target}",
         "preloaded modules": " ".join(spec.preload),
         "script folder": script_folder(spec.entry),
@@ -65,7 +65,7 @@ def _of_process() -> Iterator[tuple[str, str]]:
 
 
 def digest_if_long(text: str) -> str:
-    return text if len(text) <= 200 else pool_key.digest(text)
+    return text if len(text) <= 200 else pool_folder.digest(text)
 
 
 def _status() -> dict[str, str]:
@@ -92,7 +92,7 @@ def _by_system_calls() -> str:
 def _code() -> str:
     """Return a digest of the launcher's own files that a template has loaded."""
     files = (os.path.join(_TEMPLATE, name) for name in sorted(_listed(_TEMPLATE)) if name.endswith(".py"))
-    return pool_key.digest(" ".join(f"{file} {_file(file)}" for file in files))
+    return pool_folder.digest(" ".join(f"{file} {_file(file)}" for file in files))
 
 
 def _file(path: str) -> str:

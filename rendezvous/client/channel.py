@@ -13,8 +13,7 @@ import grpc.aio
 from rendezvous.access.secret import NAME, as_file, file_problem
 from rendezvous.client.credential_files import ENV, OptionsUnusable, current_token, is_loopback
 from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
-from rendezvous.values.contracts import OWNER_METADATA
-from rendezvous.values.version import VERSION, VERSION_METADATA
+from rendezvous.values.contracts import OWNER_METADATA, VERSION, VERSION_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,8 @@ import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser, add_completion
 from rendezvous.control.formats import add_output
 from rendezvous.control.top_table import COLUMNS
-from rendezvous.values.contracts import PORT
+from rendezvous.values.contracts import PORT, VERSION
 from rendezvous.values.durations import seconds_in
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

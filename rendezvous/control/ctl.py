@@ -18,9 +18,11 @@ from rendezvous.values.contracts import (
     READER_LEFT,
     TRY_AGAIN,
     UNUSABLE,
+    VERSION,
+    version_in,
+    with_releases,
 )
 from rendezvous.values.error_codes import Code, with_code
-from rendezvous.values.version import VERSION, version_in, with_releases
 
 if TYPE_CHECKING:
     import argparse

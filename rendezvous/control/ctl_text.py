@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rendezvous.codec import decode
 from rendezvous.control.formats import as_dict
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.cause_text import code_of_cause, code_of_outcome
 from rendezvous.values.durations import short_duration
-from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
 from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome, SourceChange
 

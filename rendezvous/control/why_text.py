@@ -8,11 +8,9 @@ import textwrap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.values.cause_json import cause_from_json
-from rendezvous.values.cause_text import described
+from rendezvous.values.cause_text import cause_from_json, code_of_cause, described
 from rendezvous.values.cause_text import ranks as ranks_text
 from rendezvous.values.durations import short_duration
-from rendezvous.values.outcome_codes import code_of_cause
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, FailureClass
 

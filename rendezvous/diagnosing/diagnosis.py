@@ -41,8 +41,7 @@ from rendezvous.diagnosing.waits import POINT_TO_POINT, members_of, waits_of
 from rendezvous.values.cause_text import OUT_OF_TIME
 from rendezvous.values.contracts import NO_PROGRESS
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_report import ASK_EARLY_S, MAX_GROUPS
-from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.rank_view import ASK_EARLY_S, MAX_GROUPS, RankPhase
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ if TYPE_CHECKING:
 
     from rendezvous.diagnosing.waits import Waits
     from rendezvous.values.frozen_map import FrozenMap
-    from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.rank_view import Collective, GroupView
+    from rendezvous.values.rank_view import Collective, GroupView, RankReport
     from rendezvous.values.types import Placement, World
 
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rendezvous.diagnosing.waits import Call, Waits
-    from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.rank_view import Collective
+    from rendezvous.values.rank_view import Collective, RankReport
 
 
 def seconds(duration_s: float) -> str:

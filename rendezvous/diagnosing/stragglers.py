@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from rendezvous.values.durations import short_duration
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.straggler_state import PhaseTimes, Slowness, SlowRank, StragglerState
+from rendezvous.values.rank_time import PhaseTimes, Slowness, SlowRank, StragglerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,13 +19,12 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_report import MAX_GROUPS
+from rendezvous.values.rank_view import MAX_GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.rank_view import Collective, GroupView
+    from rendezvous.values.rank_view import Collective, GroupView, RankReport
 
 MEMBERS_READ = 1 << 20  # of one group; a longer list is ignored
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # a rank may finish before all have entered

@@ -24,7 +24,7 @@ import zlib
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.values.version import VERSION
+from rendezvous.values.contracts import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -228,7 +228,7 @@ class Journal:
 
 class _File:
     def __init__(self, journals: Journals, name: str, machine: Machine, key: bytes) -> None:
-        from rendezvous.replay.hiding import Hiding
+        from rendezvous.replay.records import Hiding
 
         self._machine, self._limit, self._room = machine, journals.limit, journals.room
         self._hide = Hiding(key)

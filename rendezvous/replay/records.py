@@ -11,7 +11,7 @@
 A TIME is a whole number of nanoseconds since the TIME before it. If a time cannot be written so without a change of its
 last bit, it is a number of seconds. The state machines compare times, so a rounded time could change a decision.
 
-`values/rows.py` says how a value becomes JSON. Texts are hidden (`replay/hiding.py`). The figures about the time of
+`values/rows.py` says how a value becomes JSON. Texts are hidden (`below`). The figures about the time of
 ranks are rounded: they are most of what the service receives, and no decision depends on them.
 
 A fingerprint is a checksum of the effects without their texts, because a replay composes texts of the hidden ones.
@@ -21,10 +21,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, fields
+from hashlib import blake2b
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from rendezvous.rounds.orders import DRAINED
+from rendezvous.values.cause_text import OUT_OF_TIME
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES, TimeSpent
 from rendezvous.values.rows import Decoder, RowEncoder, all_fields, classes, texts_of
@@ -33,6 +36,8 @@ from rendezvous.values.types import AgentId, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from dataclasses import Field
+
+# --- records ---------------------------------------------------------------------------------------
 
 FAMILY = b"ddp-journal "
 MAGIC = FAMILY + b"1\n"  # the number grows when older releases cannot read a journal
@@ -219,3 +224,41 @@ def _check_schema(machine: Machine, header: Header) -> None:
             unknown = set(header.schema.get(cls.__name__, ())) - {f.name for f in fields(cls)}
             if unknown:
                 raise ValueError(f"{cls.__name__} has no field {min(unknown)} here")
+
+
+# --- what they hide --------------------------------------------------------------------------------
+#
+# What a journal has in place of a text: a short hash, which does not give the text back.
+#
+# Equal texts have equal hashes within one journal, because the state machines compare texts. The hash needs a
+# random key, which is not in the file. Otherwise a reader could try out which text has it.
+#
+# Two rules look into a text, and these parts stay. One looks for phrases of torch in an error
+# (`diagnosing/diagnosis.py`). The other compares the reason of a drain with a text that contains it
+# (`rounds/orders.py`).
+
+_SIZE = 6  # bytes
+_KEPT = 4096  # texts whose hash is remembered
+
+
+class Hiding:
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        if not text:
+            return ""
+        found = self._known.get(text)
+        if found is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            found = self._known[text] = self._hidden(text)
+        return found
+
+    def _hidden(self, text: str) -> str:
+        if text.startswith(DRAINED):
+            return DRAINED + self(text.removeprefix(DRAINED))
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE, key=self._key).hexdigest()
+        lower = text.lower()
+        return " ".join([f"~{digest}", *(phrase for phrase in OUT_OF_TIME if phrase in lower)])

@@ -37,7 +37,7 @@ from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from rendezvous.values.job_state import Member
-    from rendezvous.values.rank_report import RankReport
+    from rendezvous.values.rank_view import RankReport
     from rendezvous.values.types import Placement
 
 ANSWER_WITHIN_S = 2.0

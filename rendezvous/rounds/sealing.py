@@ -47,7 +47,7 @@ from rendezvous.values.job_state import (
     world_nodes,
     world_of,
 )
-from rendezvous.values.straggler_state import StragglerState
+from rendezvous.values.rank_time import StragglerState
 from rendezvous.values.types import (
     Assignment,
     Cause,

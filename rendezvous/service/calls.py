@@ -17,8 +17,7 @@ from rendezvous.codec import BadMessage
 from rendezvous.service.agent_stream import Counts, LimitReached, Rates, StreamAborted
 from rendezvous.service.owner import OwnedByOther
 from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError, ValuesFull
-from rendezvous.values.contracts import OWNER_METADATA
-from rendezvous.values.version import VERSION, VERSION_METADATA, version_in, with_releases
+from rendezvous.values.contracts import OWNER_METADATA, VERSION, VERSION_METADATA, version_in, with_releases
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

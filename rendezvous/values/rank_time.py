@@ -16,6 +16,8 @@ from rendezvous.values.rank_view import NO_REPEAT, Repeat
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+# --- times -----------------------------------------------------------------------------------------
+
 TRAINING = ("forward", "backward", "communication", "optimizer")
 LOST = ("detect", "stop", "meet", "fork", "init", "redo")
 
@@ -155,3 +157,61 @@ def _parts(shares: Mapping[str, float], whole: float) -> str:
 
 def _share(seconds: float, whole: float) -> str:
     return f"{100 * seconds / whole:.1f} %"
+
+
+# --- stragglers ------------------------------------------------------------------------------------
+#
+# The values of straggler detection: phase times of ranks, and which ranks are slower than their peers.
+#
+# `diagnosing/stragglers` compares them.
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """The steps and phase times of a rank, both since its start."""
+
+    rank: int
+    steps: int
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    idle_s: float = 0.0
+    waiting_s: float = 0.0
+
+    @property
+    def own_s(self) -> float:
+        return self.data_s + self.forward_s + self.backward_s + self.optimizer_s + self.idle_s
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """The seconds per step of a slow rank and of its peers, in one window."""
+
+    phase: str
+    own_s: float
+    peers_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """The state of a rank that was slow recently."""
+
+    node: str
+    slow: int  # windows in a row in which it was slow ...
+    fast: int  # ... or, after those, in which it was not
+    named: bool
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerState:
+    """The straggler state of one generation."""
+
+    reports: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # in this window, by node
+    base: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # reports at the beginning of the window
+    slow_ranks: FrozenMap[int, SlowRank] = EMPTY  # by rank
+
+    @property
+    def named(self) -> list[tuple[int, SlowRank]]:
+        return [(rank, slow) for rank, slow in self.slow_ranks.items() if slow.named]

@@ -1,6 +1,6 @@
 """A warm rank ends as a fresh interpreter does: the same exit code, the same output to the letter, and no crash.
 
-It leaves out the destructors of libtorch on the way (launcher/template/fast_exit.py), which must not show.
+It leaves out the destructors of libtorch on the way (launcher/template/forking.py), which must not show.
 """
 
 from __future__ import annotations

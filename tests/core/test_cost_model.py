@@ -4,8 +4,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from ddp.reducer.cost_model import Capabilities, CostModel, choose
-from ddp.reducer.plan import Bucket, BucketPlan, Kind, ParameterInfo, cut
+from ddp.reducer.plan import Bucket, BucketPlan, Capabilities, CostModel, Kind, ParameterInfo, choose, cut
 
 NOTHING = Capabilities()
 KIB = 1024

@@ -10,7 +10,7 @@ import pytest
 from launcher.failure.crash_text import Raised
 from launcher.failure.symptoms import TABLE, SuggestedAction, class_of, is_known, may_be_at_peer, symptom
 from launcher.failure.verdict import RankEnd, cause_of
-from launcher.health import nccl_env
+from launcher.health import flight_recorder
 from launcher.machine.xids import XIDS, xid_in
 from rendezvous.values.types import Cause
 from rendezvous.values.types import FailureClass as C
@@ -99,9 +99,9 @@ def test_every_line_of_the_table_is_reached() -> None:
 
 def test_the_page_shows_the_variables_of_nccl() -> None:
     page = (Path(__file__).parents[2] / "docs" / "communication-errors.md").read_text()
-    for name, value, why in nccl_env.SHARED:
+    for name, value, why in flight_recorder.SHARED:
         assert f"| `{name}` | `{value}` | {why} |" in page
-    assert all(f"| `{name}` | a path | {why} |" in page for name, why in nccl_env.OF_RANK)
+    assert all(f"| `{name}` | a path | {why} |" in page for name, why in flight_recorder.OF_RANK)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from job_story import agent, spec
 
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.service.owner import JobOwner
-from rendezvous.store.memory import MemoryJobStore
+from rendezvous.store.open import MemoryJobStore
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import (
     AgentJoined,

@@ -17,10 +17,10 @@ from launcher.template import messages
 from rendezvous import main as service
 from rendezvous.control import ctl, explain
 from rendezvous.values import contracts
+from rendezvous.values.cause_text import code_of_cause, code_of_outcome
+from rendezvous.values.contracts import VERSION, VERSION_METADATA
 from rendezvous.values.error_codes import Code, with_code
-from rendezvous.values.outcome_codes import code_of_cause, code_of_outcome
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
-from rendezvous.values.version import VERSION, VERSION_METADATA
 
 ROOT = Path(__file__).parents[2]
 KEPT = dict(line.split() for line in Path(__file__).with_name("error_codes.txt").read_text().splitlines())
@@ -363,7 +363,11 @@ def test_a_code_comes_last() -> None:
 
 def test_exit_codes_are_those_of_the_page_and_of_the_zygote() -> None:
     page = (ROOT / "docs" / "exit-codes.md").read_text()
-    codes = {value for name, value in vars(contracts).items() if name.isupper() and type(value) is int}
+    codes = {
+        value
+        for name, value in vars(contracts).items()
+        if name[0].isupper() and name.isupper() and type(value) is int
+    }
     for code in codes - {contracts.PORT}:
         assert re.search(rf"^\| `?{code}`? \|", page, re.M) or f"`{code}`" in page
     assert messages.CANNOT_START == contracts.CANNOT_RUN  # the zygote imports nothing of rendezvous

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous.diagnosing.diagnosis import Finding, FindingKind, diagnose
-from rendezvous.values.rank_report import RankReport
-from rendezvous.values.rank_view import Collective, GroupView, RankPhase
+from rendezvous.values.rank_view import Collective, GroupView, RankPhase, RankReport
 
 LIMIT = 600.0
 LONG = 700.0

@@ -37,7 +37,7 @@ from rendezvous.values.events import (
     RanksStalled,
     Stop,
 )
-from rendezvous.values.rank_report import RankReport
+from rendezvous.values.rank_view import RankReport
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, Doubt, FailureClass
 
 AGENT = AgentId("a", "1")

@@ -27,8 +27,8 @@ from launcher.health.page import phase_times
 from launcher.machine.gpu_state import Gpu
 from launcher.machine.xids import Xid
 from launcher.settings.values import BadValue, health_address, stragglers
+from rendezvous.values.rank_time import PhaseTimes
 from rendezvous.values.rank_view import Histogram, ProcessView, RankPhase, RankView, Totals
-from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 LIMIT = 64 * GIB

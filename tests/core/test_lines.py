@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.output import lines, plain_view
+from launcher.output import lines, live_area
 from launcher.output.lines import RankLabel
-from launcher.output.live_area import LiveBlock, Size, drawn, erased, wraps_anew
-from launcher.output.plain_view import HELD_LIMIT, PlainView
+from launcher.output.live_area import HELD_LIMIT, LiveBlock, PlainView, Size, drawn, erased, wraps_anew
 from launcher.output.screen import ScreenRow, cells_of
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
@@ -246,39 +245,39 @@ def test_control_characters_of_eight_bits_are_not_drawn() -> None:
 def test_every_byte_passes_in_its_order(chunks: list[bytes], shows_prompts: bool) -> None:
     view, shown = PlainView(shows_prompts), b""
     for now, chunk in enumerate(chunks):
-        view, more = plain_view.feed(view, chunk, now)
-        view, late = plain_view.update(view, now + 0.5)
+        view, more = live_area.feed_plain(view, chunk, now)
+        view, late = live_area.update_plain(view, now + 0.5)
         shown += more + late
     assert shown + view.held == b"".join(chunks)
 
 
 def test_a_line_is_shown_when_it_ends() -> None:
-    view, shown = plain_view.feed(PlainView(), b"one\ntw", 0.0)
+    view, shown = live_area.feed_plain(PlainView(), b"one\ntw", 0.0)
     assert (shown, view.due_at) == (b"one\n", None)
-    assert plain_view.feed(view, b"o\n", 9.0) == (PlainView(), b"two\n")
+    assert live_area.feed_plain(view, b"o\n", 9.0) == (PlainView(), b"two\n")
 
 
 def test_a_long_line_is_shown_in_parts() -> None:
-    view, shown = plain_view.feed(PlainView(), b"x" * HELD_LIMIT, 0.0)
+    view, shown = live_area.feed_plain(PlainView(), b"x" * HELD_LIMIT, 0.0)
     assert shown == b""
-    assert plain_view.feed(view, b"x", 0.0) == (PlainView(), b"x" * (HELD_LIMIT + 1))
+    assert live_area.feed_plain(view, b"x", 0.0) == (PlainView(), b"x" * (HELD_LIMIT + 1))
 
 
 def test_a_bar_is_shown_as_it_is_once_a_second() -> None:
-    view, _ = plain_view.feed(PlainView(), b"\r10%", 0.0)
-    view, shown = plain_view.feed(view, b"\r20%", 0.9)
+    view, _ = live_area.feed_plain(PlainView(), b"\r10%", 0.0)
+    view, shown = live_area.feed_plain(view, b"\r20%", 0.9)
     assert (shown, view.due_at) == (b"", 1.0)
-    assert plain_view.update(view, 0.9) == (view, b"")
-    view, shown = plain_view.update(view, 1.0)
+    assert live_area.update_plain(view, 0.9) == (view, b"")
+    view, shown = live_area.update_plain(view, 1.0)
     assert shown == b"\r10%\r20%"
-    assert plain_view.feed(view, b"\r100%\n", 1.1) == (PlainView(), b"\r100%\n")
+    assert live_area.feed_plain(view, b"\r100%\n", 1.1) == (PlainView(), b"\r100%\n")
 
 
 def test_a_simple_terminal_shows_a_prompt() -> None:
-    view, shown = plain_view.feed(PlainView(shows_prompts=True), b"so far\n(Pdb) ", 0.0)
+    view, shown = live_area.feed_plain(PlainView(shows_prompts=True), b"so far\n(Pdb) ", 0.0)
     assert shown == b"so far\n"
     assert view.due_at is not None
-    assert plain_view.update(view, view.due_at) == (PlainView(True), b"(Pdb) ")
+    assert live_area.update_plain(view, view.due_at) == (PlainView(True), b"(Pdb) ")
 
 
 # --- equal lines of many ranks -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import DecisionKind, Doubt, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_report import RankReport
+    from rendezvous.values.rank_view import RankReport
 
 MISFIT = {"failure": FailureClass.USER_EXCEPTION, "doubt": Doubt.SHARED_ERROR, "reason": "gloo: another size"}
 LOST = {"failure": FailureClass.CONSEQUENCE, "reason": "Connection closed by peer"}

@@ -9,8 +9,7 @@ from test_flight_recorder import RECORDED, entry, plain
 from launcher.health.dumps import parsed
 from launcher.health.flight_recorder import Dump, dump_of, with_members, with_recorded
 from rendezvous.codec import encode
-from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
-from rendezvous.values.rank_view import GroupView
+from rendezvous.values.rank_view import MAX_CALLS, MAX_GROUPS, GroupView, RankReport
 
 NOW = 10**18
 

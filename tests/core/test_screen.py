@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.output import lines, screen, stream_view
+from launcher.output import lines, live_area, screen
 from launcher.output.lines import LINE_LIMIT
+from launcher.output.live_area import StreamView
 from launcher.output.screen import (
     FORGET_S,
     PROMPT_AFTER_S,
@@ -26,7 +27,6 @@ from launcher.output.screen import (
     rendered,
     restyled,
 )
-from launcher.output.stream_view import StreamView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,34 +46,34 @@ class Rank:
     def write(self, *chunks: bytes, after_s: float = 0.0) -> Rank:
         for chunk in chunks:
             self.wait(after_s)
-            self.view, texts = stream_view.feed(self.view, chunk, self.now)
+            self.view, texts = live_area.feed(self.view, chunk, self.now)
             self._add(texts)
         return self
 
     def wait(self, seconds: float) -> Rank:
         """With every look that is due on the way."""
         until = self.now + seconds
-        while (due := stream_view.due_at(self.view)) is not None and due <= until:
+        while (due := live_area.due_at(self.view)) is not None and due <= until:
             self.now = max(self.now, due)
-            self.view, texts = stream_view.update(self.view, self.now)
+            self.view, texts = live_area.update(self.view, self.now)
             self._add(texts)
         self.now = until
         return self
 
     def end(self) -> Rank:
-        self._add(stream_view.finish(self.view))
+        self._add(live_area.finish(self.view))
         return self
 
-    def _add(self, texts: stream_view.Texts) -> None:
+    def _add(self, texts: live_area.Texts) -> None:
         self.lines, self.record = self.lines + texts.lines, self.record + texts.record
 
     @property
     def live(self) -> list[str]:
-        return [lines.without_color(row.line()).decode() for row in stream_view.live_rows(self.view)]
+        return [lines.without_color(row.line()).decode() for row in live_area.live_rows(self.view)]
 
     @property
     def prompt(self) -> str | None:
-        row = stream_view.prompt(self.view)
+        row = live_area.prompt(self.view)
         return None if row is None else rendered(row.cells)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rendezvous.machine import step
 from rendezvous.rounds.admission import Cadence, after_progress, is_lost_early, renew_leases
 from rendezvous.service.owner import JobOwner
-from rendezvous.store.memory import MemoryJobStore
+from rendezvous.store.open import MemoryJobStore
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,

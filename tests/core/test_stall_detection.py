@@ -26,7 +26,7 @@ from rendezvous.values.rank_view import Collective, GroupView, ProcessView, Rank
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_report import RankReport
+    from rendezvous.values.rank_view import RankReport
 
 ASLEEP = ProcessView(True, "S", 1.0, cpu_moved=False)
 BUSY = ProcessView(True, "R", 1.0, cpu_moved=True)

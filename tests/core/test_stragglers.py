@@ -17,7 +17,7 @@ from rendezvous.rounds.event_log import lines
 from rendezvous.rounds.view import view_of
 from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimesReported
-from rendezvous.values.straggler_state import PhaseTimes, Slowness, SlowRank, StragglerState
+from rendezvous.values.rank_time import PhaseTimes, Slowness, SlowRank, StragglerState
 from rendezvous.values.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
 
 RULE = StragglerRule()

@@ -54,7 +54,7 @@ from rendezvous.values.events import (
     StoreAt,
     Waiting,
 )
-from rendezvous.values.rank_report import RankReport
+from rendezvous.values.rank_view import RankReport
 from rendezvous.values.types import (
     AgentId,
     Assignment,

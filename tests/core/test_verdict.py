@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tidy import ROOT
 
-from launcher.failure.crash_text import CUT
-from launcher.failure.hidden_modules import modules_named
+from launcher.failure.crash_text import CUT, modules_named
 from launcher.failure.verdict import ErrorRecord, RankEnd, cause_of, shell_code
 from rendezvous.values.types import Cause, FailureClass
 

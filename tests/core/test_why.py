@@ -18,7 +18,7 @@ from rendezvous.control.why_text import (
     with_journal,
 )
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.values.cause_json import cause_from_json, cause_json
+from rendezvous.values.cause_text import cause_from_json, cause_json
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, Decision, DecisionKind, Doubt, FailureClass, Outcome
 

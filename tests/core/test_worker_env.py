@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.health import nccl_env
+from launcher.health import flight_recorder
 from launcher.ranks.worker_env import (
     RankPlace,
     continued_env,
@@ -115,15 +115,15 @@ def test_a_choice_about_nccl_errors_is_kept() -> None:
 
 
 def test_nccl_is_told_only_what_its_user_has_not_said() -> None:
-    told = nccl_env.shared({}) | nccl_env.of_rank("/logs/5", "/dev/shm/mine", {})
+    told = flight_recorder.shared({}) | flight_recorder.of_rank("/logs/5", "/dev/shm/mine", {})
     assert told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "500"
     assert told["TORCH_FR_DUMP_TEMP_FILE"] == "/logs/5/flight-recorder-"
     assert told["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == "/dev/shm/mine/flight-recorder-pipe-"
-    assert not any(nccl_env.shared(told) | nccl_env.of_rank("/logs/5", "/dev/shm/mine", told))
-    assert set(told) == {name for name, *_ in (*nccl_env.SHARED, *nccl_env.OF_RANK)}
+    assert not any(flight_recorder.shared(told) | flight_recorder.of_rank("/logs/5", "/dev/shm/mine", told))
+    assert set(told) == {name for name, *_ in (*flight_recorder.SHARED, *flight_recorder.OF_RANK)}
     former = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/x"}
-    assert "TORCH_FR_BUFFER_SIZE" not in nccl_env.shared(former)
-    assert "TORCH_FR_DUMP_TEMP_FILE" not in nccl_env.of_rank("/logs/5", "", former)
+    assert "TORCH_FR_BUFFER_SIZE" not in flight_recorder.shared(former)
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in flight_recorder.of_rank("/logs/5", "", former)
 
 
 def test_local_rank_in_arguments() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_group import FakeGroup, begin_backward, give_gradient, parameters_of, reducer_of
 
-from ddp.reducer import collectives, cost_model
+from ddp.reducer import collectives, plan
 from ddp.reducer.collectives import BucketCollectives
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def accelerated(group: FakeGroup, monkeypatch: pytest.MonkeyPatch, variable: str
         monkeypatch.delenv("DDP_DISABLE_COMM_MEM", raising=False)
     else:
         monkeypatch.setenv("DDP_DISABLE_COMM_MEM", variable)
-    choose = cost_model.choose
-    monkeypatch.setattr(cost_model, "choose", lambda _type, *others: choose("cuda", *others))
+    choose = plan.choose
+    monkeypatch.setattr(plan, "choose", lambda _type, *others: choose("cuda", *others))
     groups: Any = [group]
     return BucketCollectives(groups, torch.device("cpu"))
 

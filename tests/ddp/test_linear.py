@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_group import FakeGroup, begin_backward, give_gradient, parameters_of, reducer_of
 
-from ddp.reducer import cost_model
+from ddp.reducer import plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +62,8 @@ def backward(n_buckets: int, per_bucket: int, *, keep: bool) -> tuple[int, int]:
 def test_four_times_as_many_buckets_or_chunks_take_four_times_the_instructions(
     monkeypatch: pytest.MonkeyPatch, buckets: int, per_bucket: int, keep: bool
 ) -> None:
-    each_is_a_chunk = replace(cost_model.choose("cpu", "fake", cost_model.Capabilities()), chunk=FOUR_BYTES)
-    monkeypatch.setattr(cost_model, "choose", lambda *_: each_is_a_chunk)
+    each_is_a_chunk = replace(plan.choose("cpu", "fake", plan.Capabilities()), chunk=FOUR_BYTES)
+    monkeypatch.setattr(plan, "choose", lambda *_: each_is_a_chunk)
     small = backward(buckets, per_bucket, keep=keep)
     more_buckets = backward(4 * buckets, per_bucket, keep=keep)
     longer_buckets = backward(buckets, 4 * per_bucket, keep=keep)

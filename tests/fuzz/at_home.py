@@ -19,18 +19,18 @@ from ddp_launch_wings.submit import command
 from launcher.failure import crash_text
 from launcher.failure.rank_facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
-from launcher.health import dumps, page, ras_report, stack_text
+from launcher.health import dumps, page, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
-from launcher.health.flight_recorder import NotADump, with_recorded
+from launcher.health.flight_recorder import MAX_FINDINGS, NotADump, findings, with_recorded
 from launcher.health.node_health import HealthState
 from launcher.health.page import phase_times
 from launcher.health.stall_detection import Watch, look, reports
 from launcher.joining.join import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
 from launcher.output import lines as output
-from launcher.output import stream_view
-from launcher.output.stream_view import StreamView
-from launcher.settings import host_names
+from launcher.output import live_area
+from launcher.output.live_area import StreamView
+from launcher.settings import values
 from launcher.settings.arguments import UsageError, read_arguments
 from launcher.settings.checks import read_config
 from launcher.settings.config import ConfigFile, config_path, merge
@@ -41,8 +41,7 @@ from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse
 from rendezvous.service.settings import SettingsUnusable
 from rendezvous.values.events import Examined, PhaseTimesReported, RankFailed
-from rendezvous.values.rank_report import RankReport
-from rendezvous.values.rank_view import ProcessView
+from rendezvous.values.rank_view import ProcessView, RankReport
 from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
@@ -108,13 +107,13 @@ def output_lines(data: bytes) -> None:
     """In chunks of any size: whole lines come out, and nothing that moves the cursor."""
     view, shown, now, size = StreamView(), b"", 0.0, data[0] + 1 if data else 1
     for at in range(1, len(data), size):
-        view, texts = stream_view.feed(view, data[at : at + size], now)
+        view, texts = live_area.feed(view, data[at : at + size], now)
         for whole in texts:
             assert not whole or whole.endswith(b"\n")
         shown, now = shown + texts.record, now + 0.3
-        view, texts = stream_view.update(view, now)
+        view, texts = live_area.update(view, now)
         shown += texts.record
-    shown += stream_view.finish(view).record
+    shown += live_area.finish(view).record
     said = output.presentable(shown)
     said.decode()
     assert not set(said) & {0x07, 0x08, 0x0B, 0x0C, 0x0D}, said
@@ -134,8 +133,8 @@ def watchdog_report(data: bytes) -> None:
 
 def ras_answer(data: bytes) -> None:
     """Any process of the machine may listen where NCCL's monitor is asked."""
-    found = ras_report.findings(json.loads(data), (100,))
-    assert len(found) <= ras_report.MAX_FINDINGS
+    found = findings(json.loads(data), (100,))
+    assert len(found) <= MAX_FINDINGS
     assert all(len(each) < 4096 for each in found)
 
 
@@ -227,8 +226,8 @@ def option_value(data: bytes) -> None:
 def hosts(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     with contextlib.suppress(BadValue):
-        host_names.hosts(text)
-    assert host_names.read_hostfile(text)
+        values.hosts(text)
+    assert values.read_hostfile(text)
 
 
 def meeting_place(data: bytes) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ddp_launch_wings.replay.player import answers, event_words, play
 from rendezvous.machine import step
-from rendezvous.replay.hiding import Hiding
 from rendezvous.replay.journal import service_machine
-from rendezvous.replay.records import RecordUnreadable, Scribe, read_header, records
+from rendezvous.replay.records import Hiding, RecordUnreadable, Scribe, read_header, records
 from rendezvous.rounds.admission import resume
 from rendezvous.values.events import (
     AgentJoined,

@@ -48,9 +48,8 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.job_state import JobState
-from rendezvous.values.rank_report import RankReport
-from rendezvous.values.rank_view import Collective, GroupView, RankPhase
-from rendezvous.values.straggler_state import PhaseTimes
+from rendezvous.values.rank_time import PhaseTimes
+from rendezvous.values.rank_view import Collective, GroupView, RankPhase, RankReport
 from rendezvous.values.types import (
     AgentId,
     Assignment,

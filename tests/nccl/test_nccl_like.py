@@ -19,7 +19,7 @@ from nccl_like.stream import Operation
 
 from ddp.telemetry import guard
 from launcher.health.dumps import _request_dump, compared, parsed, those_there
-from launcher.health.nccl_env import DUMP_FILE, PIPE_FILE
+from launcher.health.flight_recorder import DUMP_FILE, PIPE_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

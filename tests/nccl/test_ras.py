@@ -11,7 +11,7 @@ import pytest
 from launched import Launched
 
 from launcher.health import communication
-from launcher.health.ras_report import MAX_FINDINGS, findings
+from launcher.health.flight_recorder import MAX_FINDINGS, findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,26 +22,24 @@ CORE = {
             "answers exchange failure health joining machine notify output progress ranks settings sources "
             "replaying supervision"
         ).split(),
-        *within("failure", "crash_text hidden_modules story symptoms verdict "),
+        *within("failure", "crash_text story symptoms verdict "),
         *within(
             "health",
-            "exposition flight_recorder nccl_env node_health page ras_report "
-            "stack_text "
-            "stall_detection stop_rules time_ledger",
+            "exposition flight_recorder node_health page stack_text stall_detection stop_rules time_ledger",
         ),
-        *within("answers", "rank_table restart_clock step_watch"),
+        *within("answers", "rank_table restart_clock"),
         *within("joining", "join"),
         *within("machine", "gpu_state xids"),
         *within("notify", "job_events"),
         *within(
             "output",
-            "lines live_area plain_view screen stream_view",
+            "lines live_area screen",
         ),
         *within("preflight", "checkup"),
         *within("ranks", "affinity worker_env"),
         *within(
             "settings",
-            "arguments assemble config host_names option options spec usage values",
+            "arguments assemble config options spec usage values",
         ),
     },
     "rendezvous": {
@@ -56,21 +54,21 @@ CORE = {
             "rounds",
             "admission hang_examination healing event_log orders policy sealing snapshot stopping view",
         ),
-        *within("replay", "hiding records"),
+        *within("replay", "records"),
         *within("service", "waiting_jobs"),
         *within(
             "values",
-            "cause_json cause_text durations error_codes events frozen_map job_state late_dataclass outcome_codes "
-            "questions rank_report rank_time rank_view rows straggler_state text_limits types version contracts",
+            "cause_text durations error_codes events frozen_map job_state late_dataclass "
+            "questions rank_time rank_view rows types contracts",
         ),
     },
     "ddp": {
         *"groups reducer telemetry".split(),
-        *within("launching", "command_line errors"),
-        *within("elastic", "commits images sample_order seeds"),
+        *within("launching", "errors"),
+        *within("elastic", "commits images sample_order"),
         *within("elastic.images", "spans"),
         *within("groups", "backends rank_info reform_plan"),
-        *within("reducer", "cost_model plan"),
+        *within("reducer", "plan"),
         *within("telemetry", "coded contracts torch_names"),
     },
     WINGS: {
@@ -160,11 +158,11 @@ WINGS_NEED = {
         "launcher.ssh_control launcher.template.contracts rendezvous.hosted rendezvous.signals rendezvous.values"
     ),
     "links": needs(
-        "launcher.joining launcher.preflight.checkup launcher.settings.spec rendezvous.client.scratch_client "
+        "launcher.joining launcher.preflight.checkup launcher.settings.spec rendezvous.client.remote_session "
         "rendezvous.diagnosing.versions rendezvous.values"
     ),
     "logical": needs(
-        "ddp.comm_hooks.staged ddp.elastic.generators ddp.elastic.sampler ddp.elastic.seeds ddp.elastic.team "
+        "ddp.comm_hooks.staged ddp.elastic.generators ddp.elastic.sampler ddp.elastic.sample_order ddp.elastic.team "
         "ddp.groups.single_tensor ddp.reducer ddp.telemetry",
         "torch",
     ),
@@ -294,14 +292,13 @@ ROOMS = {
         "commits": set(),
         "request": set(),
         "sample_order": set(),
-        "seeds": set(),
         "team": set(),
         "images": {"commits"},
         "files": {"commits", "images"},
         "resume": {"commits", "files", "images", "team"},
         "own": {"images"},
         "contents": {"files", "images", "own"},
-        "generators": {"commits", "images", "resume", "seeds", "team"},
+        "generators": {"commits", "images", "resume", "sample_order", "team"},
         "sampler": {"sample_order", "team"},
         "keeper": {"commits", "contents", "files", "generators", "images", "resume", "team"},
         "survivor": {"commits", "contents", "generators", "keeper", "own", "team"},
@@ -318,8 +315,7 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_json cause_text durations error_codes events late_dataclass outcome_codes questions "
-    "rank_report rank_time rank_view straggler_state text_limits types version contracts",
+    "cause_text durations error_codes events late_dataclass questions rank_time rank_view types contracts",
 )
 ABROAD = {
     ("launcher", "core"): {
@@ -420,7 +416,6 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "launcher.cli": "the installed commands enter here, and `python -m launcher` too",
     "launcher.before_restart": "a theory of its own: what a node does between two generations",
     "launcher.health.dumps": "people run it: `python -m launcher.health.dumps`, in docs/communication-errors.md",
-    "launcher.template.descriptors": "the plain zygote imports it too, under the name of its own package",
     "ddp_launch_wings.redundancy.parity": "the rounds of protection and the arithmetic would be over 900 lines",
     "ddp.elastic.forgotten": "a theory of its own, and the state would be over 900 lines",
     "ddp.elastic.steps_done": "a theory of its own: what happens once for each step",

@@ -20,7 +20,7 @@ from launcher.notify.job_events import EventKind
 from launcher.settings.options import OPTIONS
 from rendezvous.service import settings
 from rendezvous.service.server import Server, ServerOptions
-from rendezvous.store.memory import MemoryStore
+from rendezvous.store.open import MemoryStore
 
 
 class _Settings(yaml.SafeLoader):

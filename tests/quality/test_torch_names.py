@@ -183,7 +183,10 @@ def test_torchs_module_calls_only_what_our_reducer_has(attribute: str, ours: typ
 
 def test_what_the_launcher_reads_of_torch_is_listed() -> None:
     listed = tuple(name.rstrip("*") for name in torch_names.LAUNCHER)
-    for path in (ROOT / "launcher" / "health" / "nccl_env.py", ROOT / "launcher" / "ranks" / "worker_env.py"):
+    for path in (
+        ROOT / "launcher" / "health" / "flight_recorder.py",
+        ROOT / "launcher" / "ranks" / "worker_env.py",
+    ):
         for name in re.findall(r'"(TORCH\w+)"', path.read_text()):
             assert name.startswith(listed), f"{path.name} mentions {name}"
     for where in torch_names.LAUNCHER.values():

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.exchange import AgentStep, Finish
 from launcher.failure.ending import tell
-from launcher.output.log_folder import LogFolder
+from launcher.output.log_file import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.supervision import AgentPhase, Supervision
 from launcher.wiring import UserMessages

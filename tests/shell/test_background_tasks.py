@@ -13,7 +13,7 @@ from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, Inspected, LastInspected, StacksTaken
 from launcher.health.node_watch import Sampler
 from launcher.wiring import BackgroundTasks
-from rendezvous.values.rank_report import RankReport
+from rendezvous.values.rank_view import RankReport
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:

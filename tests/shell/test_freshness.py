@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.template import freshness, pool_folder, pool_wire
+from launcher.template import freshness, pool_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,4 +177,4 @@ def test_what_is_no_message_is_refused(sent: bytes) -> None:
         theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError, match=r"message|ended"):
-            pool_wire.receive(ours)
+            pool_folder.receive(ours)

@@ -20,7 +20,7 @@ from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
 import ddp
 from ddp.launching import parcels
-from ddp.launching.command_line import name_of, options_of
+from ddp.launching.errors import name_of, options_of
 from rendezvous.values.error_codes import Code
 
 __all__ = ["kind_of_terminal", "seen"]  # fixtures

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.exchange import Finish
 from launcher.failure.ending import tell
-from launcher.output.log_folder import LogFolder
+from launcher.output.log_file import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from rendezvous.values.types import JobSpec, Outcome
 

@@ -17,9 +17,9 @@ from served import SOON_S, serving, soon
 
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.session import connect
+from rendezvous.values.contracts import VERSION
 from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Recover, ScaleUp, StoreAddress
-from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

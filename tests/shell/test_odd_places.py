@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tidy import ROOT
 
-from launcher.output.log_folder import LogFolder
+from launcher.output.log_file import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from rendezvous.values.types import JobSpec
 

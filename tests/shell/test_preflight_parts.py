@@ -14,10 +14,10 @@ import pytest
 
 from ddp_launch_wings.links import network_check
 from launcher import daemon_threads
-from launcher.preflight import facts, host, installed
+from launcher.preflight import facts, installed
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.credential_files import ClientOptions
-from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset
+from rendezvous.client.remote_session import CallFailed, Scratch, clock_offset
 from rendezvous.service.server import SERVING
 from rendezvous.values.contracts import TIME_METADATA
 
@@ -96,7 +96,7 @@ def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_pat
             "sys/fs/cgroup/jobs/mine/memory.current": "12\n",
         },
     )
-    found = host.memory(version_2)
+    found = facts.memory(version_2)
     assert (found.total, found.available, found.limit, found.used) == (64 * GB, 60 * GB, 8 * GB, 4 * GB)
     version_1 = laid_out(
         tmp_path / "v1",
@@ -107,7 +107,7 @@ def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_pat
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GB),
         },
     )
-    assert (host.memory(version_1).limit, host.memory(version_1).used) == (2 * GB, GB)
+    assert (facts.memory(version_1).limit, facts.memory(version_1).used) == (2 * GB, GB)
 
 
 def test_versions_are_read_without_importing_anything(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from served import serving
 
-from rendezvous.values.version import VERSION
+from rendezvous.values.contracts import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

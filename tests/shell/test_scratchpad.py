@@ -12,7 +12,7 @@ from rendezvous.client.credential_files import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.agent_stream import ServiceLimits
 from rendezvous.service.server import Server, ServerOptions
-from rendezvous.store.memory import MemoryStore
+from rendezvous.store.open import MemoryStore
 from rendezvous.store.protocol import KEYS_PER_JOB
 from rendezvous.values.events import Waiting
 from rendezvous.values.types import JobSpec

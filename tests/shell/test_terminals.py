@@ -11,7 +11,7 @@ from launched import SOON_S
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 from test_logs import await_drained, label, write_all
 
-from launcher.output import logs, stream_view
+from launcher.output import live_area, logs
 from launcher.output.logs import LogPump
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
@@ -200,7 +200,7 @@ def test_a_defect_in_the_interpretation_does_not_stop_the_output(
 
     pump = pump_on(seen, tmp_path, LogSpec(prefix="[{rank}] "))
     fds = pump.open_rank(label())
-    monkeypatch.setattr(stream_view, "feed", fails)
+    monkeypatch.setattr(live_area, "feed", fails)
     os.write(fds[0], b"one\x1b[31m")
     seen.wait_for("one")
     os.write(fds[0], b"two\n")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.replay.player import Step, play
-from rendezvous.replay.hiding import Hiding
-from rendezvous.replay.records import Machine, Record, Scribe, read_header, records
+from rendezvous.replay.records import Hiding, Machine, Record, Scribe, read_header, records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

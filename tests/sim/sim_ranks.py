@@ -25,8 +25,7 @@ from launcher.exchange import (
     ZygoteReplaced,
 )
 from launcher.supervision import SIGKILL
-from rendezvous.values.rank_report import RankReport
-from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.rank_view import RankPhase, RankReport
 from rendezvous.values.types import Assignment, Cause, FailureClass, StoreAddress
 
 if TYPE_CHECKING:

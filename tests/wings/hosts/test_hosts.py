@@ -8,9 +8,8 @@ from ddp_launch_wings.hosts import command_lines
 from ddp_launch_wings.hosts.command_lines import SharedSettings
 from launcher.settings.arguments import UsageError, read_arguments
 from launcher.settings.config import ConfigFile, Settings, merge
-from launcher.settings.host_names import Host, read_hostfile
-from launcher.settings.host_names import hosts as parse_hosts
-from launcher.settings.values import BadValue
+from launcher.settings.values import BadValue, Host, read_hostfile
+from launcher.settings.values import hosts as parse_hosts
 
 
 def settings_of(*argv: str, **environ: str) -> Settings:

@@ -29,8 +29,7 @@ from rendezvous.values.events import (
     RankTimesReported,
     SetDeadline,
 )
-from rendezvous.values.rank_time import RankTime, TimeSpent
-from rendezvous.values.straggler_state import PhaseTimes
+from rendezvous.values.rank_time import PhaseTimes, RankTime, TimeSpent
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:

@@ -41,9 +41,8 @@ from rendezvous.values.questions import (
     StepSeen,
     StepWanted,
 )
-from rendezvous.values.rank_time import JobTime, RankTime, TimeSpent
+from rendezvous.values.rank_time import JobTime, RankTime, Slowness, TimeSpent
 from rendezvous.values.rank_view import RankPhase
-from rendezvous.values.straggler_state import Slowness
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
 
 if TYPE_CHECKING:
