@@ -1,42 +1,483 @@
-"""Runs the pre-flight checks: before a job, and as `ddp-launch doctor`."""
+"""Gathers the data of this node and runs the pre-flight checks: before a job, and as `ddp-launch doctor`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
+import resource
+import socket
+import struct
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import _ddp_launch_entry as doors
 from launcher import daemon_threads
+from launcher.joining import addresses
 from launcher.joining.connect import CannotConnect, open_session, open_session_of
+from launcher.machine import nvml
+from launcher.machine.gpu_reading import read_all, read_layout
+from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
+from launcher.machine.kernel_log import PATH as KERNEL_LOG
+from launcher.machine.kernel_log import logged_xids
+from launcher.machine.small_files import names_in, text_of
 from launcher.output.lines import is_colored
-from launcher.preflight import checkup, facts
-from launcher.preflight.checkup import Clock, Grade, exit_code, skipped
-from launcher.preflight.facts import gather
+from launcher.output.log_file import temporary_roots
+from launcher.preflight import checkup, installed
+from launcher.preflight.checkup import (
+    KB,
+    MB,
+    Check,
+    Clock,
+    Gpus,
+    Grade,
+    Interface,
+    Memory,
+    Network,
+    ProcessLimits,
+    Report,
+    SharedMemory,
+    Storage,
+    exit_code,
+    skipped,
+)
 from launcher.settings.arguments import UsageError
 from launcher.settings.assemble import HostEnvironment, assemble
 from launcher.settings.config import Settings, unknown_variables
 from launcher.settings.spec import EntryKind, EntryPoint
+from launcher.sources import SourceFailed
 from launcher.stop_requests import unless_stopped
+from launcher.template.cgroup import memberships, upwards
+from launcher.template.torch_release import too_old
 from rendezvous.values.contracts import CANNOT_RUN, INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
+
+    from launcher.settings.spec import LaunchSpec
+    from launcher.sources import HealthSource
+
+    Part = Callable[[], tuple[Check, ...]]
+    from collections.abc import Callable, Sequence
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import AgentEvent
     from launcher.joining.connect import ServiceConnection
-    from launcher.preflight.checkup import Check, Comparison, Report
-    from launcher.settings.spec import LaunchSpec
+    from launcher.preflight.checkup import Comparison
     from rendezvous.values.events import AgentJoined
     from rendezvous.values.types import NodeFacts
+
+# --- the data of this node -------------------------------------------------------------------------
+#
+# Gathers and evaluates the data of this node.
+
+# --- the machine -----------------------------------------------------------------------------------
+#
+# Memory, limits, name, interface and disks of this machine, as the kernel reports them. No part needs root.
+
+_SHM = "/dev/shm"
+_SIOCGIFFLAGS, _SIOCGIFMTU, _IFF_UP = 0x8913, 0x8921, 0x1
+_NO_LIMIT = 1 << 60  # cgroups of version 1 report such a number if there is no limit
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def memory(root: str = "/") -> Memory:
+    told = {}
+    for line in text_of(os.path.join(root, "proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdecimal():
+            told[name] = int(words[0]) * KB
+    limit, used = _group_memory(root)
+    return Memory(told.get("MemTotal", 0), told.get("MemAvailable", told.get("MemFree", 0)), limit, used)
+
+
+def _group_memory(root: str) -> tuple[int | None, int]:
+    """The lowest limit of our cgroup and its ancestors, and the used memory that the kernel cannot reclaim."""
+    tightest: tuple[int | None, int] = (None, 0)
+    for controllers, path in memberships("self", root):
+        if controllers and "memory" not in controllers:
+            continue
+        mount = os.path.join(root, "sys/fs/cgroup", *(["memory"] if controllers else []))
+        names = _VERSION_1 if controllers else _VERSION_2
+        for folder in upwards(mount, path):
+            limit, used = _limit_in(folder, *names)
+            if limit is not None and (tightest[0] is None or limit - used < tightest[0] - tightest[1]):
+                tightest = (limit, used)
+    return tightest
+
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _limit_in(folder: str, limit_name: str, used_name: str, cache_name: str) -> tuple[int | None, int]:
+    text, used = (text_of(os.path.join(folder, name)).strip() for name in (limit_name, used_name))
+    if not text.isdecimal() or not used.isdecimal() or int(text) >= _NO_LIMIT:
+        return None, 0
+    cached = 0
+    for line in text_of(os.path.join(folder, "memory.stat")).splitlines():
+        name, _, value = line.partition(" ")
+        if name == cache_name and value.isdecimal():
+            cached = int(value)
+    return int(text), max(0, int(used) - cached)
+
+
+def shared_memory() -> SharedMemory | None:
+    try:
+        found = os.statvfs(_SHM)
+    except OSError:
+        return None
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def limits() -> ProcessLimits:
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pins = bool(names_in("/sys/class/infiniband")) or os.path.exists("/proc/driver/nvidia/version")
+    return ProcessLimits(
+        -1 if files == resource.RLIM_INFINITY else files,
+        -1 if locked == resource.RLIM_INFINITY else locked,
+        pins,
+    )
+
+
+# --- network -----------------------------------------------------------------------------------------
+
+
+def network(spec: LaunchSpec) -> Network:
+    host = socket.gethostname()
+    found = tuple(dict.fromkeys(address for _, address in addresses.addresses_of(host, 0)))
+    return Network(
+        host,
+        found,
+        _interface(spec),
+        asked=bool(spec.interface or spec.local_addr),
+        alone=spec.job.max_nodes == 1 or _is_here(spec),
+    )
+
+
+def _is_here(spec: LaunchSpec) -> bool:
+    """Whether all nodes of the job run on this machine."""
+    return not spec.has_ssh_control and addresses.is_loopback(spec.rendezvous.rpartition(":")[0])
+
+
+def _interface(spec: LaunchSpec) -> Interface | None:
+    """The interface of --interface, otherwise the interface of the default route."""
+    name = spec.interface
+    if name:
+        if name not in addresses.interfaces():
+            return Interface(name, exists=False)
+        return _described(name, addresses.address_of_interface(name))
+    address = spec.local_addr or addresses.default_route_address()
+    named = [
+        each for each in addresses.interfaces() if address and addresses.address_of_interface(each) == address
+    ]
+    return _described(named[0], address) if named else None
+
+
+def _described(name: str, address: str) -> Interface:
+    speed = text_of(f"/sys/class/net/{name}/speed").strip()
+    return Interface(
+        name,
+        address,
+        _asked_of(name, _SIOCGIFMTU, "i"),
+        bool(_asked_of(name, _SIOCGIFFLAGS, "H") & _IFF_UP)
+        and text_of(f"/sys/class/net/{name}/carrier").strip() != "0",
+        int(speed) if speed.isdecimal() else 0,
+    )
+
+
+def _asked_of(name: str, request: int, form: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        try:
+            answer = fcntl.ioctl(asks, request, struct.pack("16s24x", name.encode()[:15]))
+        except OSError:
+            return 0
+    return int(struct.unpack_from(form, answer, 16)[0])
+
+
+# --- disks -------------------------------------------------------------------------------------------
+
+_BLOCK = bytes(MB)
+
+
+def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bool) -> Storage:
+    """Measure the write speed: write an unlinked file with fsync, up to a limit of time and size."""
+    folder = _first_that_exists(path)
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        return Storage(what, path, problem=_in_words(error))
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    if total:  # some file systems do not report it
+        most_bytes = min(most_bytes, free // 4)
+    try:
+        speed = _write_speed(folder, most_bytes, most_s) if most_bytes >= MB else None
+    except OSError as error:
+        return Storage(what, path, total, free, problem=f"cannot be written to ({_in_words(error)})")
+    return Storage(what, path, total, free, speed, glimpse=glimpse)
+
+
+def _first_that_exists(path: str) -> str:
+    """The folder or its nearest parent that exists: a check does not create folders."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _write_speed(folder: str, most_bytes: int, most_s: float) -> float:
+    """Unlink the file before writing, so that no file is left, even if this process is killed."""
+    fd, name = tempfile.mkstemp(prefix=".ddp-launch-", dir=folder)
+    try:
+        os.unlink(name)
+        began, written = time.monotonic(), 0
+        while written < most_bytes and time.monotonic() - began < most_s:
+            written += os.write(fd, _BLOCK)
+        os.fdatasync(fd)
+        return written / max(1e-6, time.monotonic() - began)
+    finally:
+        os.close(fd)
+
+
+def _in_words(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+# --- all parts -------------------------------------------------------------------------------------
+#
+# Gathers and evaluates the data of this node: all parts in parallel, each with a time limit.
+
+_PART_S = 3.0
+_SLOW_S = 8.0  # a driver without persistence mode initializes its devices first; sources have their own limit
+_FULL_PART_S = 20.0
+_SLICES = 30  # intervals per time limit
+_SELF_TEST_S = 90.0  # to import torch on a cold file system is most of it
+_QUICK_BYTES, _QUICK_WRITE_S = 2 * MB, 0.05
+_FULL_BYTES, _FULL_WRITE_S = 256 * MB, 1.0
+
+
+async def gather(spec: LaunchSpec, level: str) -> Report:
+    """Run all checks of `level`: report, quick or full; off: only the health sources that the user has named."""
+    began = time.monotonic()
+    full = level == "full"
+    parts = [*(_parts(spec, full) if level != "off" else ()), *_sources(spec)]
+    work = [_bounded(name, part, _bound_of(name, full)) for name, part in parts]
+    laid_out = asyncio.ensure_future(_laid_out(spec, level))
+    found = [check for checks in await asyncio.gather(*work) for check in checks]
+    layout = await laid_out
+    block, problem = checkup.place_of(spec.topology, os.environ, layout)
+    found += [
+        *(checkup.judge_layout(layout, spec.numa_binding, os.environ) if level != "off" else ()),
+        *checkup.judge_place(spec.topology, block, problem),
+    ]
+    if full:
+        found += await _self_test(spec)
+    had = installed.versions(spec.python)
+    took_s = time.monotonic() - began
+    return Report(socket.gethostname(), level, tuple(found), had, took_s, block, in_words(layout))
+
+
+async def _laid_out(spec: LaunchSpec, level: str) -> Layout:
+    """Empty if the driver does not answer in time; the check of the GPUs reports that."""
+    if level == "off" and spec.topology != checkup.NVLINK:
+        return Layout()
+    with contextlib.suppress(Exception):
+        return await asyncio.wait_for(asyncio.to_thread(read_layout), _SLOW_S)
+    return Layout()
+
+
+def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
+    wants_gpus = spec.job.nproc == "gpu"
+    yield "memory", lambda: (checkup.judge_memory(memory(), spec.nproc),)
+    yield "/dev/shm", lambda: (checkup.judge_shared_memory(shared_memory()),)
+    yield "limits", lambda: checkup.judge_limits(limits())
+    for what, path in _paths(spec):
+        yield f"{what} in {path}", partial(_stored, what, path, full)
+    yield "network", lambda: checkup.judge_network(network(spec))
+    yield "versions", lambda: (_versions(spec),)
+    if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
+        yield "core", lambda: (checkup.judge_core(installed.state()),)
+    yield "GPUs", lambda: checkup.judge_gpus(gpus(os.environ), wanted=wants_gpus)
+
+
+def _sources(spec: LaunchSpec) -> Iterator[tuple[str, Part]]:
+    for place in spec.health_sources:
+        source = doors.find(doors.HEALTH_SOURCE, "any")(place, spec.health_ignored)
+        yield checkup.name_of(place), partial(_asked, source)
+
+
+def _asked(source: HealthSource) -> tuple[Check, ...]:
+    try:
+        return (checkup.judge_source(source.place, source.ask(os.environ)),)
+    except SourceFailed as error:
+        return (checkup.judge_failure(source.place, str(error)),)
+
+
+def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:
+    most_bytes, most_s = (_FULL_BYTES, _FULL_WRITE_S) if full else (_QUICK_BYTES, _QUICK_WRITE_S)
+    found = storage(what, path, most_bytes=most_bytes, most_s=most_s, glimpse=not full)
+    return (checkup.judge_storage(found),)
+
+
+def _paths(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
+    yield "logs", os.path.abspath(spec.log.directory) if spec.log.directory else temporary_roots()[0]
+    for path in spec.preflight_paths:
+        yield "checkpoints", os.path.abspath(path)
+
+
+def _has_other_python(spec: LaunchSpec) -> bool:
+    return bool(spec.python) and os.path.realpath(spec.python) != os.path.realpath(sys.executable)
+
+
+def _versions(spec: LaunchSpec) -> Check:
+    if _has_other_python(spec):
+        return skipped("versions", f"not checked: the ranks use another Python ({spec.python})")
+    had = installed.versions(spec.python)
+    return checkup.judge_versions(had, too_old(had.torch))
+
+
+def _bound_of(name: str, full: bool) -> float:
+    slow = name == "GPUs" or name.startswith(checkup.NAME)
+    return _FULL_PART_S if full else _SLOW_S if slow else _PART_S
+
+
+async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
+    """Wait in short intervals, so that time in which this process was suspended does not count."""
+    looking = asyncio.ensure_future(asyncio.to_thread(part))
+    try:
+        for _ in range(_SLICES):
+            if (await asyncio.wait((looking,), timeout=within_s / _SLICES))[0]:
+                return looking.result()
+        return (checkup.overdue(name, within_s),)
+    except Exception as error:  # a failed check is reported, and does not prevent the start
+        return (skipped(name, f"could not be checked ({type(error).__name__}: {error})"),)
+    finally:
+        looking.cancel()
+
+
+# --- load test ---------------------------------------------------------------------------------------------
+
+
+async def _self_test(spec: LaunchSpec) -> tuple[Check, ...]:
+    program = os.path.join(os.path.dirname(__file__), "self_test.py")
+    command = (spec.python or sys.executable, "-P", program)
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        return (skipped("load test", f"{command[0]} cannot be started ({error.strerror})"),)
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), _SELF_TEST_S)
+    except TimeoutError:
+        found = f"no result within {_SELF_TEST_S:g} s"
+        return (Check("load test", Grade.FAIL, found, advice="check for a device or a driver that hangs"),)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+    return _read_self_test(out, err, child.returncode or 0)
+
+
+def _read_self_test(out: bytes, err: bytes, returncode: int) -> tuple[Check, ...]:
+    try:
+        results = json.loads(out)
+    except ValueError:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        found = f"the load test ended with exit code {returncode}: {last[0][:300]}"
+        return (
+            Check(
+                "load test",
+                Grade.FAIL,
+                found,
+                advice="run python -c 'import torch; torch.ones(1, device=0)' to see the error",
+            ),
+        )
+    if "problem" in results:
+        return (skipped("load test", results["problem"]),)
+    tests = [checkup.SelfTest(**each) for each in results["results"]]
+    return tuple(checkup.judge_self_test(test, tests) for test in tests)
+
+
+# --- gathers the data of GPUs for their checks: from NVML, the PCIe bus and the kernel log ----------
+
+_NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
+_MODULE = "/proc/driver/nvidia/version"
+
+
+def gpus(environ: Mapping[str, str], library: str = nvml.LIBRARY, kernel_log: str = KERNEL_LOG) -> Gpus:
+    on_bus = _on_bus()
+    found = _ask_driver(library)
+    if not found.present and not on_bus and not os.path.exists(_MODULE):
+        return Gpus(problem=found.problem, mismatch=found.mismatch)
+    xids, readable = logged_xids(kernel_log)
+    chosen = visible_indexes(environ.get("CUDA_VISIBLE_DEVICES"), [_name(gpu) for gpu in found.gpus])
+    return replace(
+        found,
+        gpus=tuple(found.gpus[index] for index in sorted(set(chosen))),
+        on_bus=on_bus,
+        xids=xids,
+        log_readable=readable,
+        uptime_s=time.clock_gettime(time.CLOCK_MONOTONIC),
+    )
+
+
+def _name(gpu: Gpu) -> GpuName:
+    return GpuName(gpu.bus, gpu.uuids, gpu.name)
+
+
+def _ask_driver(library: str) -> Gpus:
+    try:
+        opened = nvml.Nvml(library)
+    except OSError:
+        return Gpus()  # no driver
+    except nvml.NvmlError as error:
+        module = f" (kernel module: {version})" if error.is_mismatch and (version := _module()) else ""
+        return Gpus(problem=f"the driver does not respond: {error}{module}", mismatch=error.is_mismatch)
+    try:
+        found = tuple(read_all(opened, index) for index in range(opened.count()))
+        return Gpus(found, len(found), driver=opened.text("nvmlSystemGetDriverVersion"))
+    finally:
+        opened.close()
+
+
+def _module() -> str:
+    """The release of the driver's kernel module, such as 550.54.14."""
+    words = text_of(_MODULE).split("\n")[0].split()
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+
+
+def _on_bus() -> int:
+    root, count = "/sys/bus/pci/devices", 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            device = f"{root}/{name}"
+            if text_of(f"{device}/vendor").strip() == _NVIDIA and _is_display(text_of(f"{device}/class")):
+                count += 1
+    return count
+
+
+def _is_display(pci_class: str) -> bool:
+    return pci_class[:6] in _DISPLAYS
+
+
+# --- before a job ----------------------------------------------------------------------------------
+#
+# Runs the pre-flight checks: before a job, and as `ddp-launch doctor`.
 
 # --- before a job ----------------------------------------------------------------------------------
 #
@@ -140,7 +581,7 @@ def _what_next(report: Report) -> str:
 
 
 def mtu_of(spec: LaunchSpec) -> int:
-    there = facts.network(spec).interface
+    there = network(spec).interface
     return 0 if there is None else there.mtu
 
 

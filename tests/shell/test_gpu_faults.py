@@ -20,8 +20,8 @@ from launcher.health.node_watch import open_gpus
 from launcher.machine.gpu_reading import read_layout
 from launcher.machine.gpu_state import GpuMemory, MemoryWait, in_words, next_wait, still_held
 from launcher.machine.nvml import Nvml, NvmlError
+from launcher.preflight.agent_preflight import gpus
 from launcher.preflight.checkup import Check, Grade, judge_gpus
-from launcher.preflight.facts import gpus
 
 if TYPE_CHECKING:
     from launched import Launch

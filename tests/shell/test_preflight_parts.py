@@ -14,7 +14,7 @@ import pytest
 
 from ddp_launch_wings.links import network_check
 from launcher import daemon_threads
-from launcher.preflight import facts, installed
+from launcher.preflight import agent_preflight, installed
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.client.remote_session import CallFailed, Scratch, clock_offset
@@ -96,7 +96,7 @@ def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_pat
             "sys/fs/cgroup/jobs/mine/memory.current": "12\n",
         },
     )
-    found = facts.memory(version_2)
+    found = agent_preflight.memory(version_2)
     assert (found.total, found.available, found.limit, found.used) == (64 * GB, 60 * GB, 8 * GB, 4 * GB)
     version_1 = laid_out(
         tmp_path / "v1",
@@ -107,7 +107,7 @@ def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_pat
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GB),
         },
     )
-    assert (facts.memory(version_1).limit, facts.memory(version_1).used) == (2 * GB, GB)
+    assert (agent_preflight.memory(version_1).limit, agent_preflight.memory(version_1).used) == (2 * GB, GB)
 
 
 def test_versions_are_read_without_importing_anything(
@@ -138,10 +138,10 @@ def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:
         raise ValueError("odd")
 
     began = time.monotonic()
-    (late,) = daemon_threads.run(facts._bounded("disk", hang, 0.05))
+    (late,) = daemon_threads.run(agent_preflight._bounded("disk", hang, 0.05))
     assert time.monotonic() - began < 60.0  # the loop ends with the thread still there
     assert (late.grade, late.found) == (Grade.WARN, "no answer within 0.05 s")
-    (odd,) = daemon_threads.run(facts._bounded("disk", broken, 5.0))
+    (odd,) = daemon_threads.run(agent_preflight._bounded("disk", broken, 5.0))
     assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be checked (ValueError: odd)")
     never.set()
 
@@ -152,7 +152,7 @@ def test_a_process_that_was_held_up_itself_blames_no_disk() -> None:
 
     def part() -> tuple[Check, ...]:
         goes_on.wait()
-        return (facts.skipped("disk", "not now"),)
+        return (agent_preflight.skipped("disk", "not now"),)
 
     def held_up() -> None:
         time.sleep(1.2)
@@ -160,7 +160,7 @@ def test_a_process_that_was_held_up_itself_blames_no_disk() -> None:
 
     async def story() -> tuple[Check, ...]:
         asyncio.get_running_loop().call_soon(held_up)
-        return await facts._bounded("disk", part, 1.0)
+        return await agent_preflight._bounded("disk", part, 1.0)
 
     (found,) = asyncio.run(story())
     assert found.grade is Grade.SKIPPED
