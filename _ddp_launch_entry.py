@@ -172,6 +172,8 @@ BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
 LIBRARY = "ddp_launch.library"  # names of the package ddp, in ranks
 TORCHRUN = "ddp_launch.torchrun"  # `torchrun --rdzv-backend NAME`
 CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`
+SERVICE_COMMAND = "ddp_launch.service_command"  # `ddp-rendezvous NAME ...`
+STORE_UPKEEP = "ddp_launch.store_upkeep"  # backups, restores and checks of a store of a wing
 HISTORY = "ddp_launch.history"  # finished jobs that no service keeps: of the agent and of ddpctl
 
 _OURS = "ddp_launch_wings"

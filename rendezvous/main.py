@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.write(f"{made}\n")
                 return 0
             case command:
-                raise AssertionError(f"internal error: command {command} is not implemented")
+                return int(doors.find(doors.SERVICE_COMMAND, command).carry_out(arguments))
     except (
         ValueError,
         OSError,
@@ -98,8 +98,21 @@ def command_line() -> argparse.ArgumentParser:
         help="create the shared secret of a job whose agents run the rendezvous; without FILE, print it",
     )
     secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
+    for name in doors.names(doors.SERVICE_COMMAND):
+        _add_wing(commands, name)
     add_completion(commands)
     return parser
+
+
+def _add_wing(commands: Any, name: str) -> None:
+    """If the wing is missing, its command says so."""
+    try:
+        wing = doors.find(doors.SERVICE_COMMAND, name)
+    except doors.WingMissing:
+        missing = commands.add_parser(name, help="not installed", add_help=False, prefix_chars="\0")
+        missing.add_argument("words", nargs="*")
+    else:
+        wing.add(commands.add_parser(name, help=wing.HELP))
 
 
 def _print_error(error: Exception) -> None:

@@ -526,6 +526,7 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         self._root = f"/{prefix.strip('/')}"
+        self.root = f"{self._root}/".encode()
         self.all_jobs = f"{self._root}/jobs/".encode()
         self.all_owners = f"{self._root}/owners/".encode()
 

@@ -40,6 +40,7 @@ from rendezvous.values.job_state import (
     Member,
     Phase,
     Result,
+    Timers,
     by_arrival,
     member_of,
     spec_of,
@@ -83,6 +84,10 @@ _NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands o
 _SAME_VALUE = "Start all nodes with the same value"
 _SAME_RELEASE = "Install the same release on all nodes"
 _SHOWN_CHARS = 256  # of a value of a setting
+_KEPT_WITHOUT_WORLD = (
+    "spec min_nodes max_nodes generation retired excluded node_failures refusal arrivals restarts_used restart_times "
+    "heals_used heal_times decisions failures forgotten"
+).split()
 _USUAL_GAPS = 2.0  # ranks that progressed regularly have stopped after this many of their longest gaps
 _FIRST_ASKED = ("version", "entry_point", "nproc", "min_nodes", "max_nodes")
 
@@ -93,6 +98,8 @@ _FIRST_ASKED = ("version", "entry_point", "nproc", "min_nodes", "max_nodes")
 def join(state: JobState, event: AgentJoined, now: float) -> Result:
     agent, facts = event.agent, event.facts
     known = member_of(state, agent)
+    if known is not None and _is_older_than(state, known, event):
+        state, known = _without_its_world(state, now), None
     if known is not None:
         renewed = replace(state, leases=state.leases.plus(agent.node, now))
         return renewed, tuple(Tell(agent, m) for m in missed_messages(state, known))
@@ -113,6 +120,21 @@ def join(state: JobState, event: AgentJoined, now: float) -> Result:
         state, effects = after_loss(state, [before], "started a new agent", now)
         return state, (welcome, *effects)
     return _arrived(state, newcomer, now)
+
+
+def _is_older_than(state: JobState, known: Member, event: AgentJoined) -> bool:
+    """Whether this agent has run in a generation of which the state knows nothing: the store comes from a backup."""
+    if state.outcome is not None or event.generation <= state.generation:
+        return False
+    return state.phase is not Phase.FORMING or (known.ran is None and event.running is not None)
+
+
+def _without_its_world(state: JobState, now: float) -> JobState:
+    """The agents recover the later world by what they report, as after the loss of the whole state."""
+    return JobState(
+        **{name: getattr(state, name) for name in _KEPT_WITHOUT_WORLD},
+        timers=Timers(give_up_at=now + spec_of(state).join_timeout_s),
+    )
 
 
 def _founded(state: JobState, spec: JobSpec, now: float) -> JobState:

@@ -69,7 +69,7 @@ async def _open_ledger(path: str) -> SqliteThread:
         raise StoreError(
             f"cannot open the store {path} (--store): {error.strerror}. Check the path and its permissions"
         ) from error
-    ledger = SqliteThread(path, _prepare)
+    ledger = SqliteThread(path, prepare)
     try:
         await ledger.ready()
     except BaseException:
@@ -197,7 +197,7 @@ class FileValues:
         return await self._notices.wait(key, after_version, lambda: self.get(key))
 
 
-def _prepare(db: sqlite3.Connection) -> None:
+def prepare(db: sqlite3.Connection) -> None:
     layout = db.execute("PRAGMA user_version").fetchone()[0]
     application = db.execute("PRAGMA application_id").fetchone()[0]
     empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -10,6 +10,7 @@ Scripts may keep a few values per job. They are limited, so that a script cannot
 from __future__ import annotations
 
 import asyncio
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from rendezvous.values.error_codes import Code, Coded
@@ -141,6 +142,16 @@ class Store(Protocol):
         """Delete the state and values of a job, if there are any. Raises `OwnershipLost` if another replica owns it."""
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContents:
+    """All that a store keeps, as rows of the tables of `rendezvous.store.file`: for backups."""
+
+    last: int  # the last version number that was used
+    jobs: list[tuple[str, int, bytes]] = field(default_factory=list)
+    bases: list[tuple[str, bytes]] = field(default_factory=list)
+    values: list[tuple[str, str, int, bytes]] = field(default_factory=list)
 
 
 # --- limits on the values of scripts, checked in one place for every store --------------------------

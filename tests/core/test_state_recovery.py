@@ -231,3 +231,28 @@ def test_an_ended_job_stays_ended_and_asks_for_no_deadline() -> None:
     assert story.deadline is None
     before = story.state
     assert story.happens(AgentLost(agent("a"), "gone")).state is before
+
+
+def test_a_store_from_a_backup_learns_the_later_world_from_its_agents() -> None:
+    """The state is of generation 1, the agents run in generation 3. Without that, nobody ever answered them."""
+    job = spec(2)
+    places = before_the_loss(job, "a", "b")
+    story = comes_back(running(job, "a", "b"), "a", 3, places["a"])
+    assert story.told("a")[-1:] == [Assigned(places["a"])]
+    comes_back(story, "b", 3, places["b"])
+    assert (story.state.phase, story.state.generation) == (Phase.SEALED, 3)
+    cause = Cause("b", 2, 0, FailureClass.USER_EXCEPTION, "ValueError", 1, ran_s=60.0)
+    story.runs().happens(RankFailed(agent("b"), 3, cause))
+    assert isinstance(story.told("a")[-1], Stop)
+    assert story.stop("a", "b").state.generation == 4
+
+
+def test_a_store_from_a_backup_where_a_node_joined_later_or_all_have_stopped() -> None:
+    job = spec(2)
+    places = before_the_loss(job, "a", "b")
+    for node, place in (("x", places["a"]), ("a", None)):
+        story = comes_back(running(job, "a", "b"), node, 3, place if node == "x" else None)
+        for other in ("a", "b"):
+            comes_back(story, other, 3, places[other] if node == "x" else None)
+        assert story.state.generation >= 3
+        assert _assigned(story, "b")[-1].assignment.generation == story.state.generation
