@@ -477,6 +477,10 @@ class Keeper:
         self.newest: int | None = None  # the number of the last commit
 
     @property
+    def lineage(self) -> str:
+        return self._signature.lineage
+
+    @property
     def keeps_all(self) -> bool:
         """Whether this rank keeps the replicated state on its node, and no rank has another part of it."""
         return self._signature.role.keeps_replicas and self._signature.role.parts == 1

@@ -20,6 +20,7 @@ from ddp.elastic import commits
 from ddp.elastic.files import part_file
 from ddp.elastic.files.writer import CommitError
 from ddp.elastic.images import image, kept_images
+from ddp.elastic.rejected import tell, without
 from ddp.groups.reform import CannotReform
 from ddp.telemetry import status_page
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp.elastic.files.folders import Folder
+    from ddp.elastic.rejected import Rejected
     from ddp.elastic.team import Team
 
 log = logging.getLogger("ddp.elastic")
@@ -173,8 +175,20 @@ def _add_slot(local: LocalImages, path: Path, name: str) -> None:
     )
 
 
-def choose(team: Team, local: LocalImages) -> commits.CommitChoice | None:
-    holdings = tuple(team.gather(tuple(local.held)))
+def choose(team: Team, local: LocalImages, mark: Rejected | None = None) -> commits.CommitChoice | None:
+    """`mark`: what this rank knows of a commit that the script has rejected."""
+    told = team.gather((tuple(local.held), mark))
+    holdings = tuple(held for held, _mark in told)
+    skipped = next((each for _held, each in told if each is not None), None)
+    if skipped is None or without(holdings, skipped) == holdings:
+        return _choose(team, local, holdings)
+    choice = _choose(team, local, without(holdings, skipped))
+    if team.rank == 0:
+        tell(skipped, choice.commit.number if choice is not None else None)
+    return choice or _choose(team, local, holdings)
+
+
+def _choose(team: Team, local: LocalImages, holdings: commits.Holdings) -> commits.CommitChoice | None:
     bad: frozenset[str] = frozenset()
     while choice := commits.newest(holdings, bad):
         if choice.is_beyond_doubt:

@@ -15,11 +15,11 @@ import traceback
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from ddp.elastic import commits, forgotten, generators, own, request, resume
+from ddp.elastic import commits, forgotten, generators, own, rejected, request, resume
 from ddp.elastic.contents import Contents, load_foreign
 from ddp.elastic.files import lease
 from ddp.elastic.files.checkpoint import Checkpoint
@@ -321,6 +321,7 @@ class State:
         self._live: Live | None = None
         self._survivor: Survivor | None = None
         self._resumed_in: str | None = None  # the generation
+        self._since: commits.CommitName | None = None  # from which it has resumed; number 0: from none
 
     def __getattr__(self, name: str) -> Any:
         contents = self.__dict__.get("_contents")
@@ -412,7 +413,7 @@ class State:
         shield = self._shield(team, node, places, team.size if self._contents.averagers else parts)
         if shield is not None:
             shield.rebuild(local)
-        choice = resume.choose(team, local)
+        choice = resume.choose(team, local, rejected.read(self._places_of_marks()))
         resume.check_survivors(positions, choice, team.rank, in_shards=parts > 1)
         found = None
         if choice is not None:
@@ -424,7 +425,7 @@ class State:
         elif self._start_from is not None:
             contents = self._contents
             load_foreign(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
-        since = choice.commit if choice is not None else commits.CommitName(0, "")
+        since = self._since = choice.commit if choice is not None else commits.CommitName(0, "")
         spared = resume.slots_of(local, choice)
         keeper = self._new_keeper(team, places, role, regions, since, spared, shield)
         self._begin(team, keeper)
@@ -435,6 +436,30 @@ class State:
         if self._steps is not None:
             self._steps.resumed(team.rank == 0)
         return found
+
+    def reject(self, reason: str) -> NoReturn:
+        """End this rank because the commit from which it has resumed is bad, for example if the loss is NaN at once.
+
+        The next generation skips this commit, and those made since, if it can read an older one. One commit is
+        skipped: afterwards, the error is like any other.
+        """
+        _team, keeper = self._resumed()
+        if self._since is None or not self._since.number:
+            raise rejected.CommitRejected(
+                f"{reason}. Training has not resumed from a commit, so none is skipped"
+            )
+        lineages = (self._since.lineage, keeper.lineage)
+        mark = rejected.Rejected(self._since.number, lineages, " ".join(reason.split()))
+        known = rejected.mark(self._places_of_marks(), mark)
+        if known is not None:
+            raise rejected.CommitRejected(
+                f"{reason}. No commit is skipped, because commit {known.number} was skipped before: {known.reason}"
+            )
+        raise rejected.CommitRejected(f"{reason}. The next start skips commit {self._since.number}")
+
+    def _places_of_marks(self) -> list[Path]:
+        on_disk = [Path(self._folder.name)] if self._folder is not None and not self._folder.is_remote else []
+        return [kept_images.folders(os.environ, self._scope)[0], *on_disk]
 
     def _take_lease(self, team: Team) -> str:
         """Return why this job must not use the folder, or ""."""

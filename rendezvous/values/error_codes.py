@@ -101,6 +101,7 @@ class Code(StrEnum):
     COMMIT_FAILED = "DDP-8002"
     NO_SPACE_FOR_COMMITS = "DDP-8003"
     COMMIT_DAMAGED = "DDP-8004"
+    COMMIT_REJECTED = "DDP-8005"
 
     @property
     def phrase(self) -> str:

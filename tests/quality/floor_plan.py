@@ -299,7 +299,8 @@ ROOMS = {
         "team": set(),
         "images": {"commits"},
         "files": {"commits", "images"},
-        "resume": {"commits", "files", "images", "team"},
+        "rejected": {"commits"},
+        "resume": {"commits", "files", "images", "rejected", "team"},
         "own": {"images"},
         "contents": {"files", "images", "own"},
         "generators": {"commits", "images", "resume", "sample_order", "team"},
@@ -309,8 +310,8 @@ ROOMS = {
         "forgotten": {"own", "sampler"},
         "steps_done": set(),
         "state": set(
-            "commits contents files forgotten generators images keeper own request resume sampler steps_done survivor "
-            "team".split()
+            "commits contents files forgotten generators images keeper own rejected request resume sampler steps_done "
+            "survivor team".split()
         ),
         "__main__": set(),
     },
