@@ -521,6 +521,11 @@ class FlatBucket:
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         """Store the averages in `.grad`. `result` is the average if it is not in the payload."""
         if result is not None and result.data_ptr() != self.flat.data_ptr():
+            if result.numel() < self.numel:  # one element would be copied to all
+                raise WrongUse(
+                    f"the communication hook's future holds {result.numel()} elements, but its bucket has "
+                    f"{self.numel}. Return a tensor of the size of `bucket.buffer()`"
+                )
             self.flat.copy_(result.view(-1)[: self.numel])
         if not self._as_views:
             _store(self.parameters, self._targets, range(len(self._targets)), used)

@@ -48,6 +48,23 @@ def test_a_backward_past_a_strict_wrapper_is_an_error_unless_it_is_meant(two_ran
     two_ranks(outside)
 
 
+def too_small(rank: int) -> None:
+    wrapped = DistributedDataParallel(mlp())
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(torch.ones(1))
+        return future
+
+    wrapped.register_comm_hook(None, hook)
+    with pytest.raises(RuntimeError, match=r"holds 1 elements, but its bucket has \d+"):
+        loss_of(wrapped, batch(rank)).backward()
+
+
+def test_a_hook_cannot_return_less_than_its_bucket(two_ranks: Ranks) -> None:
+    two_ranks(too_small)
+
+
 class Trap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
