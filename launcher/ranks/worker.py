@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
-_LAST_OUTPUT_S = 0.05  # to read from its pipe what a failed rank wrote just before it ended
+_LAST_OUTPUT_S = 5.0  # to read what a failed rank wrote just before it ended: at once, but on a busy machine
 
 
 @dataclass(frozen=True, slots=True)

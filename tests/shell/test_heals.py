@@ -189,7 +189,7 @@ def test_a_world_grows_and_shrinks_without_the_start_of_a_rank_that_stays(
     first.send(signal.SIGTERM)  # the node that has rank 0 and the store
     assert first.wait() == 143
     left = world(nodes.there, 3, 2)
-    assert left.pids() == {0: both.ranks[2].pid, 1: both.ranks[3].pid}
+    assert left.pids() == {0: both.ranks[2].pid, 1: both.ranks[3].pid}, second.circumstances()
     nodes.end(second)
     said = [line.partition("] ")[::2] for line in second.stdout().splitlines()]
     assert sorted(text for _, text in said) == sorted(
