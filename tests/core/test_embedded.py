@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 
 import pytest
 from job_story import agent, spec
@@ -111,14 +110,15 @@ async def a_lost_write_is_neither_kept_nor_told() -> None:
     await asyncio.wait([running])
 
 
-async def a_round_trip_takes_far_less_than_a_millisecond() -> None:
-    session, took = EmbeddedRendezvous().connect(agent("a")), []
+async def a_round_trip_waits_for_no_timer() -> None:
+    """A few turns of the loop answer it: each of them runs what is ready, and none waits."""
+    session, loop = EmbeddedRendezvous().connect(agent("a")), asyncio.get_running_loop()
     for _ in range(50):  # a join that is said again is answered again
-        began = time.perf_counter()
         session.send(joined("a", spec(1)))
-        await session.receive()
-        took.append(time.perf_counter() - began)
-    assert sorted(took)[25] < 0.001
+        answer = loop.create_task(session.receive())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert answer.done()
     await session.close()
 
 
@@ -129,7 +129,7 @@ async def a_round_trip_takes_far_less_than_a_millisecond() -> None:
         silent_agents_count_as_alive,
         an_owner_that_breaks_says_so,
         a_lost_write_is_neither_kept_nor_told,
-        a_round_trip_takes_far_less_than_a_millisecond,
+        a_round_trip_waits_for_no_timer,
     ],
     ids=lambda story: story.__name__,
 )

@@ -470,7 +470,7 @@ def test_a_flood_is_not_interpreted(unit: bytes) -> None:
     rank.write(*[chunk] * 20)
     began = time.process_time()
     rank.write(*[chunk] * 80)
-    assert time.process_time() - began < 5.0  # 0.2 s; with interpretation a minute
+    assert time.process_time() - began < 20.0  # 0.2 s; with interpretation a minute
     assert rank.end().lines.endswith(b"\n")
     assert rank.write(b"plain\n", after_s=1.0).lines.endswith(b"plain\n")
     assert rank.write(b"\r10%", after_s=1.0).live == ["10%"]

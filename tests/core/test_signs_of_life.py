@@ -38,7 +38,7 @@ from rendezvous.values.types import (
 )
 
 LEASE_S = 0.4
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def agent(node: str, incarnation: str = "1") -> AgentId:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ranks import Ranks
 
 ROUNDS = 15  # before the repair, one rank in ten stayed in its collective
-_WITHIN_S, _CUT_WITHIN_S = 20.0, 0.3
+_WITHIN_S, _CUT_WITHIN_S = 60.0, 0.3
 _held: list[socket.socket] = []  # of the last task, which all ranks have finished before the next one
 
 

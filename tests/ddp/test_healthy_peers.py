@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ranks import Ranks
 
 GROUPS = 5  # the kernel uses the descriptors of one again for the next
-_WITHIN_S = 20.0
+_WITHIN_S = 60.0
 _kept: list[dist.ProcessGroup] = []
 
 

@@ -57,7 +57,7 @@ def test_every_metric_that_is_asked_for_is_there() -> None:
     with serving("--http", "127.0.0.1:0") as service:
         (line,) = [line for line in service.log if "metrics at" in line]
         with urllib.request.urlopen(
-            f"http://{line.split('metrics at ')[1].strip()}/metrics", timeout=10
+            f"http://{line.split('metrics at ')[1].strip()}/metrics", timeout=60
         ) as got:
             there = set(re.findall(r"^# TYPE (\S+)", got.read().decode(), re.MULTILINE))
     asked = {name for text in expressions() for name in _METRIC.findall(text)}

@@ -159,6 +159,7 @@ def test_a_rank_that_cannot_leave_its_collective_ends(
     """Nothing can end an operation that Gloo has forgotten: it is blocked without end, and nobody could tell why."""
     ended: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(guard, "_end_process", ended.put)
+    monkeypatch.setattr(blocked_thread, "BLOCKED_S", 0.1)
     rank = Guard(agent.path)
     agent.hears(rank)
     waiting("torch.distributed.distributed_c10d", BLOCKED, lambda: rank.heals(True))

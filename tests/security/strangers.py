@@ -31,7 +31,7 @@ class Watched(Service):
         self.await_endpoint()
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
 

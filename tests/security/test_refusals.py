@@ -171,7 +171,7 @@ def test_repeated_refusals_are_logged_once(door: Listener) -> None:
             call: Any = channel.unary_unary("/rendezvous.v1.Operations/ListJobs")
             for _ in range(200):
                 with pytest.raises(grpc.RpcError):
-                    await call(b"", metadata=(("authorization", "Bearer a.b.c"),), timeout=20)
+                    await call(b"", metadata=(("authorization", "Bearer a.b.c"),), timeout=60)
 
     soon(many())
     assert door.service.refused("unknown_key") == before + 200
@@ -292,7 +292,7 @@ def test_who_replays_is_told_so(plain: Watched) -> None:
     async def knock(number: str) -> grpc.StatusCode:
         async with open_channel(plain.endpoint, ClientOptions()) as channel:
             numbered = (("rendezvous-stream", number),)
-            call: Any = channel.stream_stream("/rendezvous.v1.Agents/Attend")(metadata=numbered, timeout=20)
+            call: Any = channel.stream_stream("/rendezvous.v1.Agents/Attend")(metadata=numbered, timeout=60)
             await call.write(join_bytes(spec, "x"))
             try:
                 await call.read()

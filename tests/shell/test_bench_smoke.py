@@ -132,7 +132,7 @@ def test_allreduce(tmp_path: Path) -> None:
     assert ranks == 2
     for size in ("4", "65536"):
         assert {"gloo", "shm, copy", "shm, in place", "ring"} <= set(times[size])
-        assert all(0 < seconds < 10 for (seconds,) in times[size].values())
+        assert all(0 < seconds < 60 for (seconds,) in times[size].values())
     assert "| 64 KB |" in page
 
 

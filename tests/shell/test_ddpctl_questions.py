@@ -154,7 +154,7 @@ def test_top_shows_each_rank_with_its_steps(ctl: Ctl) -> None:
     found = eventually(trained)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     for rank in found["ranks"]:
-        assert 0.02 <= rank["mean_step_s"] < 5.0
+        assert 0.02 <= rank["mean_step_s"] < 60.0
         assert rank["memory"] > 1 << 20
     out = ctl.answer("top", "--sort", "step", "--reverse")
     assert out.startswith("running, generation 1, 2 ranks on 1 node, 0 restarts, job asked\n")

@@ -49,7 +49,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
 
 def test_ranks_can_connect_before_a_process_serves_the_store(played: Played) -> None:
     played.keepers.listen(Keep(1, HOST, 0))
-    with socket.create_connection((HOST, played.port()), timeout=10.0):
+    with socket.create_connection((HOST, played.port()), timeout=60.0):
         assert not played.forks
         played.keepers.rank_started()
         assert len(played.forks) == len(played.keepers) == 1
@@ -73,7 +73,7 @@ def test_nobody_can_connect_to_the_store_of_a_world_that_is_over(played: Played)
     played.keepers.listen(Keep(1, HOST, 0))
     played.keepers.give_up()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, played.port()), timeout=10.0)
+        socket.create_connection((HOST, played.port()), timeout=60.0)
     played.keepers.rank_started()
     assert not played.forks
 
@@ -94,7 +94,7 @@ def test_a_store_without_a_process_is_lost(played: Played) -> None:
     assert played.told[1:] == [KeeperEnded(1, words)]
     assert len(played.keepers) == 0
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, played.told[0].port), timeout=10.0)  # type: ignore[union-attr]
+        socket.create_connection((HOST, played.told[0].port), timeout=60.0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("is_expected", "n_told"), [(False, 1), (True, 0)])

@@ -85,7 +85,7 @@ class Node:
 
     def ends(self, rank: int) -> bool:
         """All of a rank that has ended. Detached processes may end a little later: a heal does not wait for them."""
-        give_up_at = time.monotonic() + 10.0
+        give_up_at = time.monotonic() + SOON_S
         while self.living(rank) and time.monotonic() < give_up_at:
             time.sleep(0.01)
         return not self.living(rank)

@@ -158,7 +158,7 @@ def test_steps_and_collectives_by_duration(pages: Pages) -> None:
     )  # the first step compiles and warms up
     assert calls.limits_s[7] == pytest.approx(0.002)
     assert sum(calls.bins[:8]) == 0  # none up to 2 ms
-    assert 0.014 <= calls.sum_s < 10
+    assert 0.014 <= calls.sum_s < 60
     assert steps.sum_s >= 0.012
     assert totals.formed_s is not None
     assert totals.first_step_s is not None

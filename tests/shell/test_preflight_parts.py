@@ -51,7 +51,7 @@ def test_both_sides_measure_what_comes_in(listener: network_check.ProbeListener)
     assert back.in_bps is not None
     assert min(heard.in_bps, back.in_bps) > 1e4  # a block or two, if either side was held up meanwhile
     assert back.rtt_s is not None
-    assert 0.0 < back.rtt_s < 10.0
+    assert 0.0 < back.rtt_s < 60.0
 
 
 def test_unauthenticated_peers_are_rejected_and_missing_peers_time_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import FAMILY, SOON_S, eventually
-from test_logs import Reader, await_drained, ends, is_drained, label, write_all
+from test_logs import Reader, Screen, await_drained, ends, is_drained, label, write_all
 
 from launcher.output.logs import PIPE_SIZE, LogPump
 from launcher.output.terminal import QUEUE_LIMIT
+from launcher.ranks.worker import Workers
 from launcher.settings.spec import LogSpec
 
 if TYPE_CHECKING:
@@ -144,6 +146,23 @@ def test_the_tail_of_a_failed_rank_is_read_while_its_output_is_held(tmp_path: Pa
     await_drained(slow.pump, 0)
     slow.close().join(SOON_S)
     assert reader.all() == TEXT
+
+
+def test_a_failed_rank_is_explained_although_its_output_is_read_late(tmp_path: Path) -> None:
+    """On a busy machine the thread that reads it does not run at once."""
+    screen, held = Screen(tmp_path, LogSpec()), threading.Event()
+    workers = Workers.__new__(Workers)
+    workers._logs = screen.pump
+    screen.pump._ask(held.wait)
+    screen.write(0, err=b"ValueError: bad batch\n")
+
+    async def story() -> None:
+        asyncio.get_running_loop().call_later(0.2, held.set)
+        await workers._read_last_output(label())
+
+    asyncio.run(story())
+    assert screen.pump.stderr_tail(0, 0) == b"ValueError: bad batch\n"
+    screen.end()
 
 
 def test_one_blocked_output_does_not_hold_the_other(tmp_path: Path, ends: list[int]) -> None:

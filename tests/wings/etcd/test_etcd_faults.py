@@ -97,7 +97,7 @@ def test_a_member_that_is_gone_is_passed_by(
             version, _ = await _saved(store, job, 0, 5)
             victim.kill() if fault == "killed" else victim.hang()
             version, longest_s = await _saved(store, job, version, 5)
-            assert longest_s < 10.0
+            assert longest_s < 60.0
             async with asyncio.timeout(60.0):
                 await ownership.wait_until_certain(claim)  # the lease is not lost over it
             assert (await job.load())[1] == version

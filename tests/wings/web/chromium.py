@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WAIT_MS = 60_000
 SEVERE = ("serious", "critical")
-# Long tasks: those that block the main thread of the page for more than 50 ms.
-WATCH_TASKS = """
-window.longTasks = [];
-new PerformanceObserver((list) => {
-  for (const task of list.getEntries()) window.longTasks.push(Math.round(task.duration));
-}).observe({ type: "longtask", buffered: true });
-"""
 
 
 @contextlib.contextmanager
@@ -52,7 +45,6 @@ def opened(
     """A tab of a browser that nobody has used. Errors of the page fail the test, but for those that it expects."""
     context = browser.new_context(viewport={"width": 1360, "height": 850}, color_scheme=theme)  # type: ignore[arg-type]
     context.set_default_timeout(WAIT_MS)
-    context.add_init_script(WATCH_TASKS)
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

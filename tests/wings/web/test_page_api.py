@@ -272,7 +272,7 @@ def test_the_last_step_of_a_rank_is_watched(shared: Site, job: Launched) -> None
         return step if {"forward", "communicate"} <= {name for name, _, _ in step["phases"]} else None
 
     step = eventually(watched, what="a step with both phases")
-    assert 0.015 < step["duration_s"] < 10
+    assert 0.015 < step["duration_s"] < 60
     last = 0.0
     for _, start, end in step["phases"]:
         assert last <= start <= end <= step["duration_s"] + 1e-6

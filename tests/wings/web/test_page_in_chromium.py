@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 expect.set_options(timeout=60_000)
 DDPCTL = (sys.executable, "-m", "rendezvous.control.ctl")
 LARGE = Simulation("llama-7b", 1024, slow=(37, 611), hung=(812,))
+LOOP = "() => { let x = 0; for (let i = 0; i < 1e7; i++) x = (x * 31 + i) | 0; return x; }"
 HIDDEN_TOO = re.compile(r"Exposed .* %, Hidden \d+ %, Waiting")
 JOBS = (LARGE, Simulation("resnet", 16, slow=(11,)), Simulation("mnist", 1, per_node=1))
 
@@ -297,19 +298,26 @@ def test_it_can_be_used_with_a_screen_reader_and_a_keyboard(
 
 
 def test_1024_ranks_do_not_block_the_page(browser: Browser, simulated: Any) -> None:
-    """For no task of 50 ms or more, while ranks change once a second and a person uses the page.
+    """No task uses so much that it blocks the page, while ranks change once a second and a person uses the page.
 
-    The observer of the page sees how long a task took. On a busy machine this includes the time for which it waited for
-    a processor; the trace has what it used.
+    Less than a loop of ten million turns, some 40 ms: a slower machine takes longer for both. The trace has what a task
+    used, without the time for which it waited for a processor.
     """
-    with opened(browser, simulated()) as page, main_thread_of(browser, page) as tasks:
-        page.get_by_role("link", name="llama-7b").click()
-        expect(page.locator(".ranks tbody tr")).to_have_count(16)
-        for scale in ("lag", "time", "communication", "phase", "memory", "health"):
-            page.get_by_label("Color of the ranks").select_option(scale)
-            page.locator("canvas.map").hover(position={"x": 200, "y": 60})
-            page.get_by_role("button", name="Own time").click()
-            page.wait_for_timeout(1100)  # ranks change once a second
-        observed = page.evaluate("window.longTasks")
+    with opened(browser, simulated()) as page:
+        with main_thread_of(browser, page) as loops:
+            for _ in range(5):
+                page.evaluate(LOOP)
+        with main_thread_of(browser, page) as tasks:
+            use_the_page(page)
     assert len(tasks) > 100
-    assert tasks[0].cpu_ms < (40 if observed else 50), (observed, tasks[:5])
+    assert tasks[0].cpu_ms < loops[2].cpu_ms, (loops[:5], tasks[:5])
+
+
+def use_the_page(page: Page) -> None:
+    page.get_by_role("link", name="llama-7b").click()
+    expect(page.locator(".ranks tbody tr")).to_have_count(16)
+    for scale in ("lag", "time", "communication", "phase", "memory", "health"):
+        page.get_by_label("Color of the ranks").select_option(scale)
+        page.locator("canvas.map").hover(position={"x": 200, "y": 60})
+        page.get_by_role("button", name="Own time").click()
+        page.wait_for_timeout(1100)  # ranks change once a second
