@@ -205,6 +205,8 @@ def _with_cause(state: JobState, cause: Cause) -> JobState:
 
 def order_stop(state: JobState, decision: Decision, now: float) -> Result:
     nodes = sorted((m.node_rank, m.agent) for m in state.members.values() if m.node_rank is not None)
+    # After a takeover, a large job has leases of the future: an agent that connects only then needs its time to stop.
+    told_at = max((state.leases.get(agent.node, now) for _, agent in nodes), default=now)
     state = replace(
         noted(state, decision),
         phase=Phase.STOPPING,
@@ -218,7 +220,7 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         timers=replace(
             state.timers,
             examine_at=None,
-            stop_by=now + spec_of(state).stop_budget_s,
+            stop_by=max(now, told_at) + spec_of(state).stop_budget_s,
             give_up_at=None,
             settle_at=None,
             settle_bound_at=None,

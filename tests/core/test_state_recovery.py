@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from job_story import Story, agent, running, spec
 
+from rendezvous.rounds import admission
 from rendezvous.rounds.admission import reported_state_problem, resume
 from rendezvous.values.events import (
     AgentHeard,
@@ -31,6 +33,9 @@ from rendezvous.values.types import (
     NodeFacts,
     RestartBudget,
 )
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def before_the_loss(job: JobSpec, *nodes: str) -> dict[str, Assignment]:
@@ -160,6 +165,22 @@ def test_everyone_is_told_where_it_stands_and_gets_a_fresh_lease() -> None:
     assert story.deadline == 20.0
     story.now = 19.9
     assert story.happens(DeadlineReached()).state.phase is Phase.RUNNING
+
+
+def test_agents_that_connect_late_after_a_takeover_have_their_time_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """3,623 of 10,000 were lost instead of being told the decision: it was made before they had connected again."""
+    monkeypatch.setattr(admission, "_CROWD", 1)  # so that these three are one: their first lease is 45 s
+    job = spec(3, stop_budget_s=5.0)
+    story = taken_over(running(job, "a", "b", "c"), 100.0)
+    story.fails("a", 0).stop("a", "b")
+    story.now = 134.0  # the last one connects again
+    story.happens(DeadlineReached())
+    comes_back(story, "c", 1, None)
+    assert isinstance(story.told("c")[-1], Stop)
+    assert story.stop("c").state.generation == 2
+    assert len(story.state.members) == 3
 
 
 def heard_from(story: Story, *nodes: str, until: float) -> Story:
