@@ -59,10 +59,10 @@ def _end(signum: int, _frame: object) -> None:
 
 def _version_was_shown() -> bool:
     """Without the table of options, whose import takes half of the time. If it fails, the command itself says why."""
-    from launcher import about
+    from launcher.preflight import installed
 
     try:
-        sys.stdout.write(f"{about.text()}\n")
+        sys.stdout.write(f"{installed.version_text()}\n")
         sys.stdout.flush()
     except (OSError, AttributeError):
         return False

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.joining.connect import CannotConnect
-from launcher.machine import nvml
+from launcher.machine import gpu_reading
 from launcher.machine.gpu_reading import memory_of
 from launcher.machine.gpu_state import GpuMemory, MemoryWait, next_wait, still_held
 from launcher.template.tree import process_stat
@@ -115,7 +115,7 @@ async def _held(lowest: dict[int, int]) -> tuple[GpuMemory, ...]:
 
 
 def _read(indexes: Iterable[int]) -> tuple[GpuMemory, ...]:
-    with nvml.driver() as opened:
+    with gpu_reading.driver() as opened:
         return () if opened is None else tuple(memory_of(opened, index) for index in indexes)
 
 

@@ -257,9 +257,9 @@ def _help(words: tuple[str, ...]) -> str:
 
 
 def _version() -> str:
-    from launcher import about
+    from launcher.preflight import installed
 
-    return about.text()
+    return installed.version_text()
 
 
 def _manual(words: tuple[str, ...]) -> str:

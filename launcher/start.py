@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from launcher import ending_file
-from launcher.ranks.gpu_order import order_gpus
+from launcher.machine.gpu_reading import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
 from launcher.warm_pool import pooled_start

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
 
-    from ddp.groups.backends import HostLayout
+    from ddp.groups.rank_info import HostLayout
     from ddp.groups.shared_work import Core
 
 # torch annotates its methods more narrowly than it calls them.

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore
 
-from ddp.groups import accelerator, backends, core_loading, ring
+from ddp.groups import accelerator, core_loading, rank_info, ring
 from ddp.groups.rank_info import (
     ALONE,
     InitError,
@@ -245,7 +245,7 @@ def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
         return known_backend(asked, dist.Backend.backend_list)
     if device.type == "cpu":
         has_native = core_loading.native() is not None
-        chosen = backends.choose(info.world_size, info.local_world_size, has_native)
+        chosen = rank_info.choose(info.world_size, info.local_world_size, has_native)
         _register_ours(chosen)
         return chosen
     native = dist.Backend.default_device_backend_map.get(device.type)

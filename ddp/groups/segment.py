@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.peers import boot_id
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,9 +36,7 @@ def host_key() -> str:
 
     same running kernel (boot id), network namespace and user.
     """
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.getuid()}"
+    return f"{boot_id()}/{os.readlink('/proc/self/ns/net')}/{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)

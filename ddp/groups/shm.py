@@ -26,7 +26,6 @@ from torch.distributed import (
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from ddp.groups import core_loading, joining, ring, segment, stores
-from ddp.groups.backends import HostLayout, layout
 from ddp.groups.core_arguments import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -44,6 +43,7 @@ from ddp.groups.core_arguments import (
     suits,
 )
 from ddp.groups.membership import Membership
+from ddp.groups.rank_info import HostLayout, layout
 from ddp.groups.shared_work import (
     FAILED,
     NOT_YET,

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 import _ddp_launch_entry as doors
 from ddp.groups import joining, wrappers
-from ddp.reducer import agreement, pickled, plan, replica_errors
+from ddp.reducer import agreement, pickled, plan
 from ddp.reducer.bucket_sender import FlatBucket, ReducerSettings
 from ddp.reducer.collectives import GROUP_TIMEOUT, broadcast_from_rank_0, start_sum
 from ddp.reducer.grad_bucket import GradBucket
@@ -111,7 +111,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         keep_captured_memory(self.reducer.core)
         if settings.tuned:
             if self._averages_in_python:
-                raise WrongUse(replica_errors.without_reducer('bucket_cap_mb="auto"'))
+                raise WrongUse(agreement.without_reducer('bucket_cap_mb="auto"'))
             self.reducer.core.tune()
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
@@ -231,7 +231,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._check_module()
         self.reducer.core.sender.set_within_join(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
-            raise replica_errors.delayed_in_join()
+            raise agreement.delayed_in_join()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             check_capture(self.reducer.core)
         return super()._pre_forward(*inputs, **kwargs)
@@ -242,7 +242,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if not names:
             return
         core = self.reducer.core
-        error = replica_errors.changed_module(names, core.rank)
+        error = agreement.changed_module(names, core.rank)
         if core.settings.strict:
             raise core.record_error(error)
         self._module_check = None
@@ -269,7 +269,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             late = buffer._version != sent
             work.wait(GROUP_TIMEOUT)
             if late or self._is_outside_delay_buffer():
-                raise replica_errors.delayed_too_late(self._delayed_names(), self.reducer.core.rank)
+                raise agreement.delayed_too_late(self._delayed_names(), self.reducer.core.rank)
 
         when_it_ends(finish)
         return grad
@@ -286,7 +286,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Raise if delayed gradients were not averaged. It runs at the end of each averaged step."""
         sent, self._delayed_is_sent = self._delayed_is_sent, False
         if not sent and (self._is_outside_delay_buffer() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
-            raise replica_errors.never_delayed_to(self._delayed_names(), self.reducer.core.rank)
+            raise agreement.never_delayed_to(self._delayed_names(), self.reducer.core.rank)
 
     def _delayed_names(self) -> list[str]:
         delayed = set(map(id, self._delay_all_reduce_params))
@@ -310,7 +310,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Register `hook(state, bucket) -> Future`, which averages the buckets. See torch's documentation."""
         self._check_comm_hook(hook)
         if self._averages_in_python and str(getattr(hook, "__module__", "")).startswith("ddp.comm_hooks."):
-            raise WrongType(replica_errors.without_reducer(f"the communication hook {hook.__qualname__}"))
+            raise WrongType(agreement.without_reducer(f"the communication hook {hook.__qualname__}"))
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
@@ -660,7 +660,7 @@ def forget_forward(state: dict[str, object]) -> None:
 def check_capture(core: Reducer) -> None:
     """Before a forward that is captured: raise if a replay could not repeat the step."""
     if capture.is_capturing() and (obstacle := _obstacle_to_capture(core)):
-        raise core.record_error(replica_errors.not_capturable(obstacle))
+        raise core.record_error(agreement.not_capturable(obstacle))
 
 
 def _obstacle_to_capture(core: Reducer) -> str:

@@ -34,7 +34,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.autograd import get_gradients, is_available
 
 import _ddp_launch_entry as doors
-from ddp.reducer import agreement, plan, replica_errors
+from ddp.reducer import agreement, plan
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.device import HostCopy, follow_streams, note_stream, to_device
@@ -437,10 +437,8 @@ class Reducer:
         lacking = [i for i, count in enumerate(left) if count]
         names = [self.names[i] for i in lacking]
         if self.static_graph:
-            raise self.record_error(replica_errors.graph_changed(names, lacking, self.rank))
-        raise self.record_error(
-            replica_errors.unfinished(names, lacking, self.rank, self.settings.find_unused)
-        )
+            raise self.record_error(agreement.graph_changed(names, lacking, self.rank))
+        raise self.record_error(agreement.unfinished(names, lacking, self.rank, self.settings.find_unused))
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """After a forward: average the gradients of the next backward."""
@@ -480,8 +478,8 @@ class Reducer:
     def _surplus(self, index: int) -> None:
         """Raise for a gradient after the last one that is expected."""
         if self.static_graph:
-            raise self.record_error(replica_errors.unexpected(self.names[index], self.rank))
-        raise self.record_error(replica_errors.ready_twice(self.names[index], index, self.rank))
+            raise self.record_error(agreement.unexpected(self.names[index], self.rank))
+        raise self.record_error(agreement.ready_twice(self.names[index], index, self.rank))
 
     def _chunk_complete(self, number: int) -> None:
         """Handle the last gradient of a chunk: gather it into its bucket, and launch the buckets that are full."""
@@ -535,7 +533,7 @@ class Reducer:
         """
         step = self.step
         if step is None:
-            raise self.record_error(replica_errors.static_graph_began_locally(self.rank))
+            raise self.record_error(agreement.static_graph_began_locally(self.rank))
         step.begun = step.deferred = True
         counts = [ANY_NUMBER - left for left in self.counter.left()]
         step.unused = self.sender.unused = frozenset(i for i, count in enumerate(counts) if not count)
@@ -575,9 +573,9 @@ class Reducer:
         for listener in tuple(self.at_round_over):
             listener()
         if step.missed_context:
-            raise self.record_error(replica_errors.forward_outside_context(self.rank))
+            raise self.record_error(agreement.forward_outside_context(self.rank))
         if names := [self.names[i] for i in without]:
-            raise self.record_error(replica_errors.context_without_gradient(names, self.rank))
+            raise self.record_error(agreement.context_without_gradient(names, self.rank))
 
     def _store_averages(self, step: Step) -> None:
         if step.deferred:
@@ -606,7 +604,7 @@ class Reducer:
         others = [p for each in tuple(_living) if each is not self for p in each.parameters]
         if not self.wanted() or any(p is self.parameters[index] for p in others):
             return
-        error = replica_errors.stays_local(self.names[index], self.rank)
+        error = agreement.stays_local(self.names[index], self.rank)
         if self.settings.strict:
             raise self.record_error(error)
         self._said_local = True

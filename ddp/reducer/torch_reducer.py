@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.groups import successors, wrappers
-from ddp.reducer import replica_errors
+from ddp.reducer import agreement
 from ddp.reducer.reducer import Reducer
 from ddp.telemetry import torch_names
 from ddp.telemetry.coded import WrongType, WrongUse
@@ -131,13 +131,13 @@ class TorchReducer:
 
     def _set_manual_finalization_required(self, required: bool) -> None:
         if required:
-            raise replica_errors.no_manual_finalization()
+            raise agreement.no_manual_finalization()
 
     def _should_finalize_after_backward(self) -> bool:
         return False
 
     def _finalize_backward_manual(self) -> None:
-        raise replica_errors.no_manual_finalization()
+        raise agreement.no_manual_finalization()
 
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
         self.core.stopwatch.sample_rate = rate
@@ -209,7 +209,7 @@ def reducer_of(model: object, function: str) -> Reducer:
             f"{function} needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model first"
         )
     if getattr(model, torch_names.PYTHON_REDUCER.name, False):
-        raise WrongUse(replica_errors.without_reducer(function))
+        raise WrongUse(agreement.without_reducer(function))
     return reducer.core
 
 

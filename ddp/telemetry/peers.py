@@ -454,10 +454,15 @@ class Peers:
 
 def _process() -> list[Any]:
     """This process, so that others on this machine find it: kernel, pid namespace, pid, start; [] if unknown."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        boot, space = file.read().strip(), os.readlink("/proc/self/ns/pid")
-        return [boot, space, os.getpid(), _stat(os.getpid())[19]]
+    with contextlib.suppress(OSError):
+        return [boot_id(), os.readlink("/proc/self/ns/pid"), os.getpid(), _stat(os.getpid())[19]]
     return []
+
+
+def boot_id() -> str:
+    """Tells this running kernel from those of other machines, and from an earlier one. Raises OSError."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def _ended(pid: int, started: int) -> bool:

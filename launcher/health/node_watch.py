@@ -29,7 +29,7 @@ from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Disk, HealthState, MemoryUse, Nic, NodeReading, Throttling
 from launcher.health.page import phase_times
 from launcher.health.watcher import RankWatcher
-from launcher.machine import nvml as nvml_calls
+from launcher.machine import gpu_reading as nvml_calls
 from launcher.machine.gpu_reading import read
 from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from launcher.exchange import RankEnded, Supervision
     from launcher.health.hang_watch import HangWatch
     from launcher.health.pages import Pages
+    from launcher.machine.gpu_reading import Nvml
     from launcher.machine.gpu_state import Gpu
-    from launcher.machine.nvml import Nvml
     from launcher.settings.spec import LaunchSpec
     from launcher.sources import HealthSource
     from rendezvous.values.events import FromAgent

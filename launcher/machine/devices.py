@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import _ddp_launch_entry as doors
-from launcher.machine import nvml
+from launcher.machine import gpu_reading
 from launcher.machine.small_files import names_in, text_of
 from launcher.template.cgroup import memberships, upwards
 
@@ -129,7 +129,7 @@ def visible_of(present: int, visible: str) -> int:
 
 
 def _ask_nvml() -> int:
-    with nvml.driver() as library:
+    with gpu_reading.driver() as library:
         return library.count() if library is not None else 0
 
 

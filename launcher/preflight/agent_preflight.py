@@ -21,7 +21,7 @@ import _ddp_launch_entry as doors
 from launcher import daemon_threads
 from launcher.joining import addresses
 from launcher.joining.connect import CannotConnect, open_session, open_session_of
-from launcher.machine import nvml
+from launcher.machine import gpu_reading
 from launcher.machine.gpu_reading import read_all, read_layout
 from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
@@ -419,7 +419,9 @@ _NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
 _MODULE = "/proc/driver/nvidia/version"
 
 
-def gpus(environ: Mapping[str, str], library: str = nvml.LIBRARY, kernel_log: str = KERNEL_LOG) -> Gpus:
+def gpus(
+    environ: Mapping[str, str], library: str = gpu_reading.LIBRARY, kernel_log: str = KERNEL_LOG
+) -> Gpus:
     on_bus = _on_bus()
     found = _ask_driver(library)
     if not found.present and not on_bus and not os.path.exists(_MODULE):
@@ -442,10 +444,10 @@ def _name(gpu: Gpu) -> GpuName:
 
 def _ask_driver(library: str) -> Gpus:
     try:
-        opened = nvml.Nvml(library)
+        opened = gpu_reading.Nvml(library)
     except OSError:
         return Gpus()  # no driver
-    except nvml.NvmlError as error:
+    except gpu_reading.NvmlError as error:
         module = f" (kernel module: {version})" if error.is_mismatch and (version := _module()) else ""
         return Gpus(problem=f"the driver does not respond: {error}{module}", mismatch=error.is_mismatch)
     try:

@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING
 from launcher.machine.small_files import text_of
 from launcher.preflight.checkup import Versions
 from launcher.settings.import_path import import_path
+from launcher.template.torch_release import too_old
+from rendezvous.values.contracts import PROTOCOL, VERSION
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+# --- packages --------------------------------------------------------------------------------------
 
 
 def versions(python: str = "") -> Versions:
@@ -119,3 +123,31 @@ def _load(name: str) -> ModuleType:
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
     return module_from_spec(spec)
+
+
+# --- ddp-launch --version --------------------------------------------------------------------------
+#
+# The text of `ddp-launch --version`: our version, and the versions of what it works with. Imports nothing large.
+
+
+def version_text() -> str:
+    """Return the text of `ddp-launch --version`. Imports nothing large."""
+    core = state()
+    if core == "compiled":
+        core += f", {kernels()} kernels"
+    else:
+        core += "; collectives of CPU tensors use Gloo"
+    return "\n".join(
+        (
+            f"ddp-launch {VERSION}",
+            _torch(torch_version()),
+            f"core {core}",
+            f"protocol {PROTOCOL}",
+            f"python {platform.python_version()}",
+        )
+    )
+
+
+def _torch(version: str) -> str:
+    words = too_old(version)
+    return f"torch {version or 'not installed'}" + (f": {words}" if words else "")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from launcher.machine import nvml
+from launcher.machine import gpu_reading
 from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.ranks.affinity import BindingError, Cpu, CpuTopology
 from rendezvous.values.late_dataclass import dataclass
@@ -114,9 +114,11 @@ def _read(path: str) -> str:
         return ""
 
 
-def visible_gpus(environ: Mapping[str, str], root: str = "/sys", library: str = nvml.LIBRARY) -> VisibleGpus:
+def visible_gpus(
+    environ: Mapping[str, str], root: str = "/sys", library: str = gpu_reading.LIBRARY
+) -> VisibleGpus:
     """Return the GPUs that a rank with this environment sees: none without a driver."""
-    if gpus := nvml.gpu_names(library):
+    if gpus := gpu_reading.gpu_names(library):
         return _nvidia_order(gpus, environ)
     gpus = _amd_gpus(f"{root}/class/kfd/kfd/topology/nodes")
     for variable in ("ROCR_VISIBLE_DEVICES", _hip_variable(environ)):
@@ -149,5 +151,5 @@ def _amd_gpus(folder: str) -> list[GpuName]:
             # bus and slot; the higher bits distinguish partitions of one GPU
             bus, slot = told.get("location_id", 0) >> 8 & 0xFF, told.get("location_id", 0) >> 3 & 0x1F
             uuid = f"GPU-{told.get('unique_id', 0):016x}"
-            gpus.append(GpuName(nvml.pci_address(told.get("domain", 0), bus, slot), (uuid,)))
+            gpus.append(GpuName(gpu_reading.pci_address(told.get("domain", 0), bus, slot), (uuid,)))
     return gpus

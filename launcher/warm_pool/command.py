@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.ranks.gpu_order import order_gpus
+from launcher.machine.gpu_reading import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.settings.arguments import UsageError
 from launcher.settings.spec import EntryKind

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import cuda
 
+from launcher.machine.gpu_reading import pci_address
 from launcher.machine.gpu_state import GpuName, visible_indexes
-from launcher.machine.nvml import pci_address
 from launcher.ranks.affinity import BindingError, cpus_for_rank
 from launcher.ranks.topology import read_topology
 

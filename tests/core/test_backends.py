@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.groups.backends import choose, layout
 from ddp.groups.rank_info import (
     ALONE,
     InitError,
     RankInfo,
+    choose,
     device_index,
     known_backend,
+    layout,
     parse_rank_info,
     seconds,
 )

@@ -8,9 +8,8 @@ import subprocess
 import pytest
 
 from launcher.health.node_watch import open_gpus
-from launcher.machine.gpu_reading import read_all, read_layout
+from launcher.machine.gpu_reading import driver, read_all, read_layout
 from launcher.machine.gpu_state import in_words
-from launcher.machine.nvml import driver
 from launcher.machine.xids import short_bus
 
 pytestmark = pytest.mark.gpu

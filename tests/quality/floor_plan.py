@@ -67,7 +67,7 @@ CORE = {
         *within("launching", "errors"),
         *within("elastic", "commits images sample_order"),
         *within("elastic.images", "spans"),
-        *within("groups", "backends rank_info reform_plan"),
+        *within("groups", "rank_info reform_plan"),
         *within("reducer", "plan"),
         *within("telemetry", "coded contracts torch_names"),
     },
@@ -234,14 +234,12 @@ ROOMS = {
             "daemon_threads error_boundary exchange failure joining settings stop_requests supervision template "
             "wiring".split()
         ),
-        "warm_pool": {"ranks", "settings", "template"},
+        "warm_pool": {"machine", "ranks", "settings", "template"},
         "start": set(
-            "agent daemon_threads ending_file ranks settings supervision template warm_pool wiring".split()
+            "agent daemon_threads ending_file machine ranks settings supervision template warm_pool wiring".split()
         ),
-        "about": {"preflight", "template"},
         "manual": {"settings"},
         "cli": {
-            "about",
             "ending_file",
             "machine",
             "manual",

@@ -17,9 +17,8 @@ from nvml_fake import FakeDriver
 
 from launcher.health.node_health import HealthState, NodeReading, evaluate
 from launcher.health.node_watch import open_gpus
-from launcher.machine.gpu_reading import read_layout
+from launcher.machine.gpu_reading import Nvml, NvmlError, read_layout
 from launcher.machine.gpu_state import GpuMemory, MemoryWait, in_words, next_wait, still_held
-from launcher.machine.nvml import Nvml, NvmlError
 from launcher.preflight.agent_preflight import gpus
 from launcher.preflight.checkup import Check, Grade, judge_gpus
 

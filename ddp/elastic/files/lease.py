@@ -19,9 +19,13 @@ import threading
 import time
 import weakref
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongUse
+from ddp.telemetry.peers import boot_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _RENEW_S, _WATCH_S, _STALE_S = 5.0, 20.0, 60.0
 _LOOK_EVERY_S = 0.2
@@ -40,7 +44,7 @@ def this_process() -> LeaseHolder:
     job = os.environ.get("DDP_JOB_ID") or f"of process {os.getpid()} on {socket.gethostname()}"
     boot = ""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
     return LeaseHolder(job, socket.gethostname(), boot, os.getpid())
 
 

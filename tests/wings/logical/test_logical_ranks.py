@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.groups.backends import layout
+from ddp.groups.rank_info import layout
 from ddp_launch_wings.logical import logical_ranks
 
 
