@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 import weakref
 from dataclasses import replace
@@ -243,8 +242,9 @@ def test_a_group_written_in_python_carries_a_model(two_ranks: Ranks, given: dict
 
 def disagrees(rank: int, backend: str, how: str) -> str:
     """Two wrappers of the same model. On rank 1 the last step is another one, with as many elements."""
-    os.environ["DDP_HOST_KEY"] = f"host{rank}" if backend == "hier" else "host"
-    group = dist.new_group(backend=backend)
+    with pytest.MonkeyPatch.context() as changed:  # the rank runs other tests after this one
+        changed.setenv("DDP_HOST_KEY", f"host{rank}" if backend == "hier" else "host")
+        group = dist.new_group(backend=backend)
     one, other = (DistributedDataParallel(mlp(), process_group=group) for _ in range(2))
     for number in range(3):
         for wrapped in (one, other):
