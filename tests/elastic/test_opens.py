@@ -108,7 +108,7 @@ def resume_all(folder: Folder, world: int) -> dict[int, tuple[float, float]]:
                     values[leaf.path] = float(tensor[0])
         found[rank] = (values["objects.model.w"], values["fields.x"])
 
-    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    ranks = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -143,7 +143,7 @@ def waiting() -> Iterator[Callable[[str, str, Callable[[], BlockedThread | None]
             names["wait"](lock)
             lock.release()
 
-        threads.append(threading.Thread(target=run))
+        threads.append(threading.Thread(target=run, daemon=True))
         threads[-1].start()
         return returned.get()
 

@@ -26,7 +26,7 @@ class SeenTerminal:
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self._grew = threading.Condition()
-        self._thread = threading.Thread(target=self._collect)
+        self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
     def _collect(self) -> None:

@@ -222,7 +222,7 @@ class _Mail(socketserver.StreamRequestHandler):
 @contextmanager
 def serving_on_loopback(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
     with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
             yield int(server.server_address[1])

@@ -43,7 +43,7 @@ class Reader:
         self.fd = fd
         self.data = b""
         self._grew = threading.Condition()
-        self._thread = threading.Thread(target=self._collect)
+        self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
     def _collect(self) -> None:

@@ -46,7 +46,7 @@ class Slow:
         self.pump = LogPump(LogSpec(prefix=""), str(folder), self.sink, self.sink)
         self.out_fd, err_fd = self.pump.open_rank(label())
         os.close(err_fd)
-        self.writer = threading.Thread(target=self._write)
+        self.writer = threading.Thread(target=self._write, daemon=True)
 
     def _write(self) -> None:
         write_text(self.out_fd)
@@ -57,7 +57,7 @@ class Slow:
         eventually(lambda: self.pump.blocked_ranks() == [0], what="the rank waits for the reader")
 
     def close(self) -> threading.Thread:
-        closing = threading.Thread(target=self._close)
+        closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         return closing
 
@@ -170,7 +170,7 @@ def test_one_blocked_output_does_not_hold_the_other(tmp_path: Path, ends: list[i
     pump = LogPump(LogSpec(prefix=""), str(tmp_path), out_sink, err_sink)
     out_fd, err_fd = pump.open_rank(label())
     ends += [out, err, out_sink, out_fd, err_fd]
-    writer = threading.Thread(target=write_text, args=(out_fd,))
+    writer = threading.Thread(target=write_text, args=(out_fd,), daemon=True)
     writer.start()
     eventually(lambda: pump.blocked_ranks() == [0])
     reader = Reader(err)

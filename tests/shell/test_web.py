@@ -17,7 +17,7 @@ METRICS = "up 1\n"
 def port() -> Iterator[int]:
     listening: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     web = Web(lambda: False, lambda: METRICS)
     asyncio.run_coroutine_threadsafe(_listen(web, listening), loop).result(60)

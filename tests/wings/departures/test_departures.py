@@ -130,7 +130,7 @@ class Asked(BaseHTTPRequestHandler):
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
     with Cloud() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
         server.shutdown()

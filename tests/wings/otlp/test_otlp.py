@@ -29,7 +29,7 @@ class Collector(http.server.ThreadingHTTPServer):
         self.got: list[tuple[str, Any]] = []
         self.decode: Callable[[bytes], Any] = json.loads
         self.answers = [200]
-        self.thread = threading.Thread(target=self.serve_forever)
+        self.thread = threading.Thread(target=self.serve_forever, daemon=True)
         self.thread.start()
 
     @property
