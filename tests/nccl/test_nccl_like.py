@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,7 @@ from nccl_like.mesh import _HEAD, Gone, Mesh
 from nccl_like.stream import Operation
 
 from ddp.telemetry import guard
+from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health.dumps import _request_dump, compared, parsed, those_there
 from launcher.health.flight_recorder import DUMP_FILE, PIPE_FILE
 
@@ -123,6 +127,40 @@ def test_the_guard_sees_the_error_of_a_communicator_and_no_call_raises_it(group:
     assert tensor.isnan().all()
     with pytest.raises(dist.DistBackendError, match="NCCL communicator was aborted on rank 0"):
         dist.all_reduce(tensor)
+
+
+ABORTED = """
+import sys, torch, torch.distributed as dist
+from datetime import timedelta
+from nccl_like import Fault, break_down, faults, register
+from ddp.telemetry import guard
+register()
+short = sys.argv[1] == "timeout"
+limit = timedelta(seconds=1 if short else 60)
+dist.init_process_group("nccl_like", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+(backend,) = guard._asynchronous_backends(dist.group.WORLD)
+assert backend.name() == "nccl2"
+break_down(Fault(hangs=True) if short else Fault(faults.system_error("NET/IB : mlx5_0:1 port error")))
+dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("timeout", "collective operation timeout"),
+        ("error", "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)"),
+    ],
+)
+def test_a_rank_that_the_watchdog_of_nccl2_has_aborted_is_reported_with_its_reason(
+    why: str, words: str
+) -> None:
+    environ = os.environ | {"NCCL_LIKE_2": "1", "PYTHONPATH": os.path.dirname(__file__)}
+    command = (sys.executable, "-c", ABORTED, why)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    cause = cause_of(RankEnd("node-b", 0, 0, None, signal=signal.SIGABRT, stderr_tail=done.stderr))
+    assert words in cause.reason
 
 
 def test_a_line_in_the_pipe_makes_torchs_monitor_write_its_recorder(group: Any, tmp_path: Path) -> None:

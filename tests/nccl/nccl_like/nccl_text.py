@@ -37,6 +37,11 @@ def failed(result: str, last: str) -> str:
     return f"NCCL error: {short}, NCCL version {VERSION}\n{result}: {long}\nLast error:\n{last}"
 
 
+def in_short(text: str) -> str:
+    """As nccl2 logs it: what ncclGetErrorString returns."""
+    return text.removeprefix("NCCL error: ").partition(", NCCL version")[0]
+
+
 def raised_in_call(text: str) -> str:
     """The same error where a call of NCCL returns it."""
     where = f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/{_SOURCE}:3699, "

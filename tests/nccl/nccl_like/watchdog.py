@@ -3,7 +3,7 @@
 The watchdog looks at the pending operations ten times per second: has the communicator an error, has an operation run
 for longer than its timeout, does a query of the GPU fail? If so, it sets the error of the group, asks all ranks through
 the store to write their flight recorders, waits for that, and ends the process, as TORCH_NCCL_ASYNC_ERROR_HANDLING
-says.
+says. With NCCL_LIKE_2=1 it is that of nccl2, the backend `nccl` of torch 2.15: it logs two lines and aborts at once.
 
 The monitor of the default group writes the flight recorder when a rank has asked for it, or a line arrives on the pipe.
 If the watchdog hangs, or does not end the process, it does so itself.
@@ -118,7 +118,23 @@ class Watchdog:
             self.error = found
         return True
 
+    def _abort_as_nccl2(self, operation: Operation) -> None:
+        rank, name = self._communicator.rank, self._place()[0]
+        why = "timeout - collective operation timed out"
+        if self._communicator.async_error:
+            error = nccl_text.in_short(operation.exception)
+            why = f"error - nccl hit async error: {error}"
+            nccl_text.log(
+                "E", 540, f"[TC][rank={rank}][name={name}] nccl hit async error on rank {rank}: {error}"
+            )
+        nccl_text.log(
+            "E", 610, f"[TC][rank={rank}][name={name}] Aborting process on rank {rank} due to {why}"
+        )
+        os.abort()
+
     def _handle(self, operation: Operation) -> None:
+        if _number("NCCL_LIKE_2", 0):
+            self._abort_as_nccl2(operation)
         sequence = operation.sequence
         text = f"{self._prefix} failure detected by watchdog at work sequence id: {sequence} PG status: last enqueued "
         nccl_text.log("E", 2252, f"{text}work: {sequence}, last completed work: {sequence - 1}")
