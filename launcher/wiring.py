@@ -313,6 +313,7 @@ def _send_progress(shell: Shell, connection: ServiceConnection, ranks: Workers) 
 def _measured(shell: Shell, ranks: Workers, node: NodeWatch, stops: StopWatch) -> Measured:
     measured = Measured(ranks.pages, stops.logged, shell.boundary)
     node.logged, shell.announcer.logged = measured.numbers, measured.first
+    node.on_use = measured.note_use
     return measured
 
 

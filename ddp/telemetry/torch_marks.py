@@ -24,6 +24,7 @@ from .collective_marks import format_ranks, given_timeout_s
 from .contracts import DEBUG, LONGEST_GROUP_NAME, STEP_PROFILE, STEP_PROFILE_STEPS
 from .observing import Observer
 from .status_page import BACKWARD, CHECKPOINT, COMMUNICATE, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
+from .values import follow_writers
 
 try:
     from . import _ending as _compiled
@@ -433,6 +434,7 @@ def _mark_steps(page: Page) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     is_compiling, observer = torch.compiler.is_compiling, Observer("the record of steps")
+    writers = Observer("the search for TensorBoard, W&B and MLflow")
 
     def begin() -> str:
         profiling.at_step()
@@ -450,6 +452,7 @@ def _mark_steps(page: Page) -> None:
     def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
             observer.run(end)
+            writers.run(follow_writers)
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)

@@ -77,6 +77,9 @@ class FinishedJob(OpenJob):
         self.conversations = {place.agent: Files(story.label.logs) for place in placements}
         self.streams: dict[object, object] = {}
 
+    def heard(self, now: float) -> dict[str, float]:
+        return {}
+
     async def execute(self, order: Event) -> JobState:
         """An order to a job that has ended changes nothing."""
         del order

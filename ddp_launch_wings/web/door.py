@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _PACKAGES = ("starlette", "uvicorn")
 
 
-def missing_packages() -> str:
-    """What to do, for the user; empty if nothing is missing."""
+def missing_packages(what: str = "--web") -> str:
+    """What to do, for the user of `what`; empty if nothing is missing."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if not missing:
         return ""
-    return f"--web needs {' and '.join(missing)}, which are not installed: pip install 'ddp-launch[web]'"
+    return f"{what} needs {' and '.join(missing)}, which are not installed: pip install 'ddp-launch[web]'"
 
 
 def of_service(server: Any, certificates: Certificates | None) -> Page:

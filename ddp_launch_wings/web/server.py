@@ -49,6 +49,8 @@ from rendezvous.values.questions import (
     CannotAnswer,
     Checkpointed,
     CheckpointWanted,
+    LoggedSeen,
+    LoggedWanted,
     LogPieces,
     LogPlace,
     LogStream,
@@ -241,6 +243,7 @@ class Application:
     def asgi(self) -> Any:
         looks: dict[str, Answer] = {
             **{"session": self._session, "jobs": self._jobs, "rank": self._rank, "why": self._why},
+            "node": self._node,
             **{
                 "stacks": self._stacks,
                 "step": self._step,
@@ -418,6 +421,11 @@ class Application:
         found = None if feed is None else feed.rank(_number(request, "rank"))
         return _problem(404, "this rank does not run now") if found is None else JSONResponse(found)
 
+    async def _node(self, request: Any, session: Session) -> Response:
+        job, rank = self._asked_job(request, session), _number(request, "rank")
+        after = _number(request, "after") if "after" in request.query_params else 0
+        return JSONResponse(await node_use(self._caller(request, session), job, rank, after))
+
     async def _why(self, request: Any, session: Session) -> Response:
         generation = _number(request, "generation") if "generation" in request.query_params else 0
         caller = self._caller(request, session)
@@ -484,10 +492,20 @@ def _problem(status: int, words: str) -> Response:
 #
 # Each function is the page's side of a command of ddpctl, with the same calls.
 
-_STACKS_S, _LOGS_S, _STEP_S = 8.0, 5.0, 35.0
+_STACKS_S, _LOGS_S, _STEP_S, _NODE_S = 8.0, 5.0, 35.0, 5.0
 _SEARCH_S, _EVER_S, _MOST_FOUND = 10.0, 1e8, 500
 _CHECKPOINT_S, _MORE_S = 300.0, 5.0
 _RELOAD_S = 60.0  # for its checkpoint, as `ddpctl reload` waits
+
+
+async def node_use(caller: Caller, job: str, rank: int, after: int) -> dict[str, Any]:
+    """How much of the node of a rank was used, since a point."""
+    wanted = LoggedWanted(after, of_node=True)
+    ((node, told),) = await inquire(caller, job, wanted, ranks=[rank], wait_s=_NODE_S)
+    if not isinstance(told, LoggedSeen):
+        return {"node": node, "points": [], "last": after}
+    points = [[each.at, each.name, float(each.value), each.generation] for each in told.points]
+    return {"node": node, "points": points, "last": told.last}
 
 
 async def logs(caller: Caller, wanted: LogsRequest) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.answers.measured import use_values
 from launcher.answers.rank_table import Looks, gpu_of, looked, rank_seen
 from launcher.health.stack_text import without_ours
 from launcher.health.stacks import native_stacks, stacks_of
@@ -99,8 +100,8 @@ class Desk:
                 return await self._step(wanted)
             case LogsWanted():
                 return await self._logs(wanted)
-            case LoggedWanted(after):
-                return self._measured.seen(after)
+            case LoggedWanted():
+                return self._measured.seen(wanted)
             case CheckpointWanted():
                 return await self._checkpoint(wanted)
             case ProfileWanted():
@@ -120,7 +121,8 @@ class Desk:
         if assignment is None:
             return CannotAnswer("no rank was started on this node yet")
         seen = tuple(self._rank_seen(view, assignment) for view in self._ranks.pages.views())
-        return RanksSeen(assignment.generation, assignment.restart_count, seen)
+        use = use_values(self._node.use)
+        return RanksSeen(assignment.generation, assignment.restart_count, seen, use)
 
     @property
     def _assignment(self) -> Assignment | None:

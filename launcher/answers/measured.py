@@ -1,6 +1,6 @@
-"""What the scripts of this node measure (`ddp.log`): the latest numbers of each rank, and lines over steps for charts.
+"""Lines for charts: what the scripts of this node measure (`ddp.log`), over steps, and how much of the node is used.
 
-Both are bounded. The line of a name is that of the lowest rank of the node that logs it. A line that is full drops
+All are bounded. The line of a name is that of the lowest rank of the node that logs it. A line that is full drops
 every second point, and then takes points half as often, so it covers the whole job.
 """
 
@@ -16,10 +16,11 @@ from launcher.health.watcher import RankWatcher
 from rendezvous.values.questions import LoggedPoint, LoggedSeen, LoggedValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.pages import Pages
+    from rendezvous.values.questions import LoggedWanted
 
 MOST_NAMES, MOST_POINTS = 32, 400
 _EVERY_S = 1.0
@@ -43,6 +44,27 @@ class _Line:
             self.every *= 2
 
 
+class _Lines:
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+        self._number = 0  # of the last point
+
+    def offer(self, rank: int, generation: int, at: float, value: LoggedValue) -> None:
+        line = self._lines.get(value.name)
+        if line is None and len(self._lines) >= MOST_NAMES:
+            return
+        if line is None or rank < line.rank:
+            line = self._lines[value.name] = _Line(rank)
+        if rank == line.rank:
+            self._number += 1
+            line.offer(LoggedPoint(self._number, value.name, value.step, value.value, generation, at))
+
+    def seen(self, after: int) -> LoggedSeen:
+        """The points since the point with this number."""
+        points = [point for line in self._lines.values() for point in line.points if point.number > after]
+        return LoggedSeen(tuple(sorted(points, key=lambda point: point.number)), self._number)
+
+
 class Measured(RankWatcher):
     what = "reading what the script has logged"
 
@@ -55,9 +77,8 @@ class Measured(RankWatcher):
         """`alarm(words, rank)`: a number is not finite, in the words that a script would print."""
         super().__init__(boundary)
         self._pages, self._alarm = pages, alarm
-        self._lines: dict[str, _Line] = {}
+        self._lines, self._of_node = _Lines(), _Lines()
         self._latest: dict[int, dict[str, LoggedValue]] = {}
-        self._number = 0  # of the last point
 
     def pause_s(self) -> float:
         return _EVERY_S
@@ -83,14 +104,13 @@ class Measured(RankWatcher):
         latest = self._latest.setdefault(rank, {})
         if value.name in latest or len(latest) < MOST_NAMES:
             latest[value.name] = value
-        line = self._lines.get(value.name)
-        if line is None and len(self._lines) >= MOST_NAMES:
-            return
-        if line is None or rank < line.rank:
-            line = self._lines[value.name] = _Line(rank)
-        if rank == line.rank:
-            self._number += 1
-            line.offer(LoggedPoint(self._number, value.name, value.step, value.value, generation, at))
+        self._lines.offer(rank, generation, at, value)
+
+    def note_use(self, use: Mapping[str, float]) -> None:
+        """What the node uses now: a point of each of its lines."""
+        at = time.time()
+        for value in use_values(use):
+            self._of_node.offer(0, self._generation, at, value)
 
     def latest(self, rank: int) -> tuple[LoggedValue, ...]:
         return tuple(self._latest.get(rank, {}).values())
@@ -111,10 +131,12 @@ class Measured(RankWatcher):
             found.setdefault(name, value if math.isfinite(value) else str(value))
         return found
 
-    def seen(self, after: int) -> LoggedSeen:
-        """The points since the point with this number."""
-        points = [point for line in self._lines.values() for point in line.points if point.number > after]
-        return LoggedSeen(tuple(sorted(points, key=lambda point: point.number)), self._number)
+    def seen(self, wanted: LoggedWanted) -> LoggedSeen:
+        return (self._of_node if wanted.of_node else self._lines).seen(wanted.after)
+
+
+def use_values(use: Mapping[str, float]) -> tuple[LoggedValue, ...]:
+    return tuple(LoggedValue(name, 0, f"{value:.6g}") for name, value in use.items())
 
 
 def _numbers_in(line: bytes) -> Iterator[tuple[str, int, float]]:

@@ -76,6 +76,7 @@ def text(
     ]
     if health.last is not None:
         out += _node(health.last)
+        out += _use(health)
     out += _family(
         "complaints", "gauge", "Number of current problems of this node.", [((), len(health.texts))]
     )
@@ -222,6 +223,28 @@ def _node(reading: NodeReading) -> Iterator[str]:
         ),
     ):
         yield from _family(name, kind, what, _gpu_samples(gpus, attribute))
+
+
+def _use(health: HealthState) -> Iterator[str]:
+    assert health.last is not None
+    busy: list[_Sample] = [((), health.use["cpu_percent"])] if "cpu_percent" in health.use else []
+    yield from _family(
+        "cpu_percent", "gauge", "CPU time in use, of the cgroup's quota or else of the machine.", busy
+    )
+    nics = health.last.nics
+    moved = [(nic.name, "received", nic.received) for nic in nics]
+    moved += [(nic.name, "sent", nic.sent) for nic in nics]
+    bytes_of: list[_Sample] = [
+        ((("interface", name), ("direction", way)), count) for name, way, count in moved
+    ]
+    yield from _family(
+        "network_bytes_total", "counter", "Bytes that a network interface has carried.", bytes_of
+    )
+    disk: list[_Sample] = [
+        ((("direction", way),), count)
+        for way, count in zip(("read", "written"), health.last.disk, strict=True)
+    ]
+    yield from _family("disk_bytes_total", "counter", "Bytes that the disks have read and written.", disk)
 
 
 def _gpu_samples(

@@ -59,6 +59,7 @@ class Throttling:
     periods: int
     throttled: int
     cpus: float = 0.0  # the quota
+    used_s: float = 0.0  # CPU seconds of the cgroup; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Nic:
     errors: int
     drops: int
     carrier: bool
+    received: int = 0  # bytes
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class NodeReading:
     stalled: float = 0.0  # %
     swapped: int = 0  # bytes in and out, counted since the machine started
     throttling: Throttling | None = None
+    cpu: tuple[int, int] = (0, 0)  # of all CPUs of the machine: busy, and the whole time, in any unit
+    disk: tuple[int, int] = (0, 0)  # bytes that its disks have read, and written
     nics: tuple[Nic, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     disks: tuple[Disk, ...] = ()
@@ -103,6 +108,7 @@ class HealthState:
     complaints: Mapping[str, HealthProblem] = field(default_factory=dict)
     suspected: Mapping[str, int] = field(default_factory=dict)  # number of readings in a row
     up: tuple[str, ...] = ()  # interfaces that have had a carrier
+    use: Mapping[str, float] = field(default_factory=dict)  # since the reading before: see `use_between`
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -155,7 +161,8 @@ def evaluate(health: HealthState, now: NodeReading) -> tuple[HealthState, tuple[
             news.append(event.text)
     current = {key: c for key, c in complaints.items() if c.until is None or c.until > now.at}
     up = tuple(dict.fromkeys((*health.up, *(nic.name for nic in now.nics if nic.carrier))))
-    return HealthState(now, current, {k: n for k, n in suspected.items() if n}, up), tuple(news)
+    use = use_between(before, now) if before is not None else {}
+    return HealthState(now, current, {k: n for k, n in suspected.items() if n}, up, use), tuple(news)
 
 
 def next_sample_s(health: HealthState, usual_s: float) -> float:
@@ -334,6 +341,47 @@ def _incidents(before: NodeReading, now: NodeReading) -> Iterator[_Incident]:
             yield _Incident(
                 f"ecc {gpu.index}", f"GPU {gpu.index}: {count} uncorrectable memory errors (ECC); {_TEST_GPU}"
             )
+
+
+# --- use, for charts ------------------------------------------------------------------------------
+
+
+def use_between(before: NodeReading, now: NodeReading) -> dict[str, float]:
+    """How much of the node is used: percent, degrees and bytes per second, by a name that says which.
+
+    CPU time is that of the cgroup if it has a quota, else of the machine. Of several GPUs, the mean and the least use
+    and the highest temperature are given.
+    """
+    seconds = now.at - before.at
+    if seconds <= 0:
+        return {}
+    found = {"cpu_percent": _cpu_percent(before, now, seconds)}
+    if now.memory is not None:
+        found["memory_percent"] = 100 * now.memory.share
+    gpus = [gpu for gpu in now.gpus if not gpu.lost]
+    if used := [gpu.utilization for gpu in gpus if gpu.utilization is not None]:
+        found |= {"gpu_percent": sum(used) / len(used), "gpu_least_percent": min(used)}
+    if shares := [gpu.memory_used / gpu.memory_total for gpu in gpus if gpu.memory_total]:
+        found["gpu_memory_percent"] = 100 * max(shares)
+    if degrees := [gpu.temperature for gpu in gpus if gpu.temperature is not None]:
+        found["gpu_celsius"] = max(degrees)
+    earlier = {nic.name: nic for nic in before.nics}
+    pairs = [(earlier[nic.name], nic) for nic in now.nics if nic.name in earlier]
+    if pairs:
+        found["received_bytes"] = sum(nic.received - was.received for was, nic in pairs) / seconds
+        found["sent_bytes"] = sum(nic.sent - was.sent for was, nic in pairs) / seconds
+    if any(now.disk):
+        found["read_bytes"] = (now.disk[0] - before.disk[0]) / seconds
+        found["written_bytes"] = (now.disk[1] - before.disk[1]) / seconds
+    return {name: max(0.0, value) for name, value in found.items()}
+
+
+def _cpu_percent(before: NodeReading, now: NodeReading, seconds: float) -> float:
+    was, quota = before.throttling, now.throttling
+    if quota is not None and was is not None and quota.cpus and quota.used_s:
+        return 100 * (quota.used_s - was.used_s) / seconds / quota.cpus
+    whole = now.cpu[1] - before.cpu[1]
+    return 100 * (now.cpu[0] - before.cpu[0]) / whole if whole > 0 else 0.0
 
 
 # --- the report of a rank that ended ------------------------------------------------------------

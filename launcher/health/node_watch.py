@@ -126,6 +126,7 @@ class NodeWatch:
         self._health = HealthState()
         self._state: Callable[[], Supervision] | None = None
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_use: Callable[[Mapping[str, float]], None] = lambda _use: None  # after each sample
         self.rank_times: Callable[[], Sequence[RankTime]] = tuple
         self.logged: Callable[[], Sequence[tuple[int, str, float]]] = (
             tuple  # by the scripts: rank, name, number
@@ -200,6 +201,11 @@ class NodeWatch:
             self.on_news(text)
         if not news and self._health.texts != before.texts:  # an event is no longer in the list
             self._send(self._health_news(""))
+        self.on_use(self._health.use)
+
+    @property
+    def use(self) -> Mapping[str, float]:
+        return self._health.use
 
     def _health_news(self, news: str) -> NodeHealth:
         unfit = self._health.unfit[:_UNFIT_CHARS]
@@ -305,6 +311,9 @@ _NOT_NETWORK = (
     *("lo", "veth", "docker", "br-", "virbr", "cni", "cali", "flannel", "lxc", "ifb", "dummy", "tap", "tun"),
     "bonding_masters",
 )
+_IB_DATA = ("port_rcv_data", "port_xmit_data")  # in words of four bytes
+_NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
+_SECTOR_BYTES = 512  # of /proc/diskstats, whatever the device has
 _IB_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors")
 
 
@@ -333,6 +342,8 @@ class Node:
             stalled=self._stalled(),
             swapped=self._swapped(),
             throttling=self._throttling(),
+            cpu=self._cpu(),
+            disk=self._disk_bytes(),
             nics=(*self._nics(), *self._ports()),
             gpus=self._gpus.read() if self._gpus is not None else (),
             disks=tuple(_disks(self._disks)),
@@ -376,9 +387,27 @@ class Node:
             if not all(word.isdecimal() for word in words):
                 continue  # "max", or -1: no quota here
             counts = _table(f"{folder}/cpu.stat")
-            cpus = int(words[0]) / int(words[1])
-            return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), cpus)
+            cpus, used_s = int(words[0]) / int(words[1]), counts.get("usage_usec", 0) / 1e6
+            return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), cpus, used_s)
         return None
+
+    def _cpu(self) -> tuple[int, int]:
+        words = _read(f"{self._root}/proc/stat").partition("\n")[0].split()[1:9]
+        times = [int(word) for word in words if word.isdecimal()]
+        idle = sum(times[3:5])  # and waiting for a disk
+        return sum(times) - idle, sum(times)
+
+    def _disk_bytes(self) -> tuple[int, int]:
+        """Of whole devices that are not made of others."""
+        sectors = [0, 0]
+        for line in _read(f"{self._root}/proc/diskstats").splitlines():
+            words = line.split()
+            if len(words) < 10 or words[2].startswith(_NOT_DISKS):
+                continue
+            if os.path.exists(f"{self._root}/sys/block/{words[2]}"):  # not a partition
+                sectors[0] += int(words[5])
+                sectors[1] += int(words[9])
+        return _SECTOR_BYTES * sectors[0], _SECTOR_BYTES * sectors[1]
 
     # --- network -------------------------------------------------------------------------------------
 
@@ -389,7 +418,7 @@ class Node:
             if not name.startswith(_NOT_NETWORK) and len(counts) >= 12:
                 carrier = _read(f"{self._root}/sys/class/net/{name}/carrier").strip() == "1"
                 errors, drops = int(counts[2]) + int(counts[10]), int(counts[3]) + int(counts[11])
-                yield Nic(name, errors, drops, carrier)
+                yield Nic(name, errors, drops, carrier, int(counts[0]), int(counts[8]))
 
     def _ports(self) -> Iterator[Nic]:
         infiniband = f"{self._root}/sys/class/infiniband"
@@ -400,7 +429,9 @@ class Node:
                     errors = [_read(f"{place}/counters/{each}").strip() for each in _IB_ERRORS]
                     total = sum(int(each) for each in errors if each.isdecimal())
                     up = _read(f"{place}/state").startswith("4:")
-                    yield Nic(f"{device}/{port}", total, 0, up)
+                    data = [_read(f"{place}/counters/{each}").strip() for each in _IB_DATA]
+                    words = [4 * int(each) if each.isdecimal() else 0 for each in data]
+                    yield Nic(f"{device}/{port}", total, 0, up, *words)
 
 
 def _of_cgroup(folder: str, machine: int) -> MemoryUse | None:

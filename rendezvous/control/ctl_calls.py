@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
     from rendezvous.control.commands import Order
     from rendezvous.control.service import Service
-    from rendezvous.control.top_table import RankRow, Spent
+    from rendezvous.control.top_table import NodeUse, RankRow, Spent
     from rendezvous.values.questions import FromConversation, LogPiece, Wanted
 
 
@@ -623,6 +623,7 @@ class _Source:
         self._spent: Spent = {}
         self.head = TableHead(job)
         self.rows: list[RankRow] = []
+        self.node_use: NodeUse = {}
         self.is_over = False
 
     async def look(self) -> None:
@@ -644,13 +645,19 @@ class _Source:
             return
         seen = [(node, rank) for node, told in answers if isinstance(told, RanksSeen) for rank in told.ranks]
         self.rows, self._spent = rows_of([(printable_lines(node), rank) for node, rank in seen], self._spent)
+        self.node_use = {
+            printable_lines(node): {each.name: float(each.value) for each in told.node_use}
+            for node, told in answers
+            if isinstance(told, RanksSeen)
+        }
         silent = [f"node {node}: {told.reason}" for node, told in answers if isinstance(told, CannotAnswer)]
         health = [f"node {n.node}: {text}" for n in job.nodes for text in n.health]
         self.head = replace(self.head, problems=tuple(printable_lines(text) for text in (*silent, *health)))
 
     def as_dict(self) -> dict[str, Any]:
         ranks = [{"node": row.node, **asdict(row.seen), "communication": row.share} for row in self.rows]
-        return {**asdict(self.head), "problems": list(self.head.problems), "ranks": ranks}
+        head = {**asdict(self.head), "problems": list(self.head.problems)}
+        return {**head, "ranks": ranks, "node_use": self.node_use}
 
 
 class _Live:
@@ -689,7 +696,11 @@ class _Live:
                     try:
                         await self._source.look()
                         self._view = replace(
-                            self._view, head=self._source.head, rows=tuple(self._source.rows), note=""
+                            self._view,
+                            head=self._source.head,
+                            rows=tuple(self._source.rows),
+                            node_use=self._source.node_use,
+                            note="",
                         )
                     except grpc.aio.AioRpcError as error:
                         if error.code() not in _PASSING:

@@ -7,7 +7,7 @@ look. A rank that is slower than the others has a lower share than they have: th
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ class Look:
 
 
 Spent = dict[tuple[int, int], Look]  # by rank and pid
+NodeUse = dict[str, dict[str, float]]  # by node: how much of it is used, as its agent names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +298,7 @@ class View:
     is_paused: bool = False
     is_over: bool = False
     note: str = ""  # why the table is not of this moment
+    node_use: NodeUse = field(default_factory=dict)
 
 
 def keys_in(data: bytes) -> Iterator[str]:
@@ -377,6 +379,7 @@ def _one_rank(view: View, row: RankRow, width: int, height: int) -> list[str]:
             if seen.gpu
             else "",
         ),
+        ("its node", use_words(view.node_use.get(row.node, {}))),
         *((_printable(each.name), f"{_printable(each.value)} (step {each.step})") for each in seen.logged),
     ]
     lines = [f"rank {seen.rank}", *(f"{name:<12}{_printable(words)}" for name, words in facts if words)]
@@ -386,6 +389,20 @@ def _one_rank(view: View, row: RankRow, width: int, height: int) -> list[str]:
         *[""] * (height - 1 - len(body)),
         (view.note or _HELP_ONE)[:width],
     ]
+
+
+def use_words(use: Mapping[str, float]) -> str:
+    """How much of a node is used, of what its agent knows."""
+    shares = (("CPU", "cpu"), ("memory", "memory"), ("GPUs", "gpu"))
+    words = [f"{name} {use[key]:.0f}%" for name, short in shares if (key := f"{short}_percent") in use]
+    if "gpu_celsius" in use:
+        words.append(f"{use['gpu_celsius']:.0f} C")
+    for name, first, second in (("network", "received", "sent"), ("disk", "read", "written")):
+        if f"{first}_bytes" in use:
+            rates = [(each, use[f"{each}_bytes"]) for each in (first, second)]
+            amounts = [f"{size(rate) if rate >= 1 else 0}/s {each}" for each, rate in rates]
+            words.append(f"{name} {' and '.join(amounts)}")
+    return ", ".join(words)
 
 
 def _upper(view: View, height: int) -> list[str]:

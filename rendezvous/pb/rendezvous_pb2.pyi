@@ -569,14 +569,16 @@ class RanksWanted(_message.Message):
     def __init__(self) -> None: ...
 
 class RanksSeen(_message.Message):
-    __slots__ = ("generation", "restarts", "ranks")
+    __slots__ = ("generation", "restarts", "ranks", "node_use")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    NODE_USE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     restarts: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankSeen]
-    def __init__(self, generation: _Optional[int] = ..., restarts: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankSeen, _Mapping]]] = ...) -> None: ...
+    node_use: _containers.RepeatedCompositeFieldContainer[LoggedValue]
+    def __init__(self, generation: _Optional[int] = ..., restarts: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankSeen, _Mapping]]] = ..., node_use: _Optional[_Iterable[_Union[LoggedValue, _Mapping]]] = ...) -> None: ...
 
 class RankSeen(_message.Message):
     __slots__ = ("rank", "local_rank", "pid", "known", "alive", "process", "phase", "phase_s", "quiet_s", "step", "step_s", "last_step_s", "mean_step_s", "spent_s", "waited_s", "memory", "gpu", "starts", "doing", "message", "logged")
@@ -635,10 +637,12 @@ class LoggedValue(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
 
 class LoggedWanted(_message.Message):
-    __slots__ = ("after",)
+    __slots__ = ("after", "of_node")
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    OF_NODE_FIELD_NUMBER: _ClassVar[int]
     after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    of_node: bool
+    def __init__(self, after: _Optional[int] = ..., of_node: bool = ...) -> None: ...
 
 class LoggedPoint(_message.Message):
     __slots__ = ("number", "name", "step", "value", "generation", "at")

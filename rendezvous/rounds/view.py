@@ -17,6 +17,8 @@ from rendezvous.values.rank_time import JobTime, RankTime
 from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rendezvous.values.job_state import JobState, Member
 
 _UNKNOWN = Past()
@@ -122,9 +124,16 @@ def _reason(state: JobState) -> str:
     return ""
 
 
-def view_of(job_id: str, state: JobState, now: float, past: Past = _UNKNOWN) -> JobView:
+def view_of(
+    job_id: str,
+    state: JobState,
+    now: float,
+    past: Past = _UNKNOWN,
+    heard: Mapping[str, float] | None = None,
+) -> JobView:
+    """`heard`: when heartbeats of nodes have arrived since their leases were renewed."""
     placements = state.world.placements if state.world is not None else ()
-    nodes = [_node(state, m, now) for m in sorted(state.members.values(), key=_order)]
+    nodes = [_node(state, m, now, heard or {}) for m in sorted(state.members.values(), key=_order)]
     away = sorted(node for node in state.excluded if node not in state.members)
     nodes += [NodeView(n, excluded=state.excluded[n].reason, failures=_failures(state, n)) for n in away]
     return JobView(
@@ -145,7 +154,7 @@ def _order(member: Member) -> tuple[bool, int]:
     return (rank is None, member.arrival if rank is None else rank)
 
 
-def _node(state: JobState, member: Member, now: float) -> NodeView:
+def _node(state: JobState, member: Member, now: float, heard: Mapping[str, float]) -> NodeView:
     node, facts, rank = member.agent.node, member.facts, member.node_rank
     exclusion = state.excluded.get(node)
     place = state.world.placements[rank] if rank is not None and state.world is not None else None
@@ -158,7 +167,7 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
         role=facts.role,
         node_rank=rank,
         rank_offset=place.rank_offset if place is not None else None,
-        heard_s=max(0.0, now - state.leases.get(node, now)),
+        heard_s=max(0.0, now - max(heard.get(node, 0.0), state.leases.get(node, now))),
         present=True,
         excluded=exclusion.reason if exclusion is not None else "",
         failures=_failures(state, node),

@@ -105,7 +105,8 @@ class Operations:
     async def _get(self, request: Any, _: Identity) -> Any:
         job = await self._find(request.job_id)
         now = asyncio.get_running_loop().time()
-        return pb.GetJobResponse(job=encode(view_of(request.job_id, job.state, now, job.past())))
+        view = view_of(request.job_id, job.state, now, job.past(), job.heard(now))
+        return pb.GetJobResponse(job=encode(view))
 
     async def _watch(self, data: bytes, context: Any) -> None:
         identity = self._gate.identify(context)

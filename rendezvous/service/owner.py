@@ -186,6 +186,11 @@ class JobOwner:
         else:
             self.post(AgentHeard(agent))
 
+    def heard(self, now: float) -> dict[str, float]:
+        """When each node was heard last. The leases in the state are renewed at deadlines only."""
+        found = {agent.node: at for agent, at in self._heartbeats.items()}
+        return found | {agent.node: now for agent in self._always_alive()}
+
     async def run(self) -> None:
         """Process events until cancelled."""
         try:
@@ -360,6 +365,9 @@ class OpenJob:
     @property
     def state(self) -> JobState:
         return self.owner.state
+
+    def heard(self, now: float) -> dict[str, float]:
+        return self.owner.heard(now)
 
     def owner_task(self) -> asyncio.Task[None] | None:
         """The task in which the owner runs."""

@@ -76,9 +76,10 @@ class LoggedValue:
 
 @dataclass(frozen=True, slots=True)
 class LoggedWanted:
-    """What the lowest rank of a node has logged since this point."""
+    """What the lowest rank of a node has logged since this point; or how much of the node was used."""
 
     after: int = 0
+    of_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class RanksSeen:
     generation: int
     restarts: int
     ranks: tuple[RankSeen, ...]
+    node_use: tuple[LoggedValue, ...] = ()  # as for `LoggedWanted.of_node`, the latest
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class StragglerPolicy(StrEnum):
 class StragglerRule:
     policy: StragglerPolicy = StragglerPolicy.REPORT
     factor: float = 1.4
-    window_s: float = 5.0
+    window_s: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 from job_story import agent, spec
 
 from rendezvous.embedded import EmbeddedRendezvous
+from rendezvous.rounds.view import view_of
 from rendezvous.service.owner import JobOwner
 from rendezvous.store.open import MemoryJobStore
 from rendezvous.store.protocol import Conflict
@@ -66,6 +67,33 @@ async def silent_agents_count_as_alive() -> None:
     await sessions[1].close()  # ... until one goes
     assert isinstance(await sessions[0].receive(), Stop)
     await sessions[0].close()
+
+
+async def heartbeats_count_before_leases_are_renewed() -> None:
+    """Leases are renewed at their deadline only: until then, each node would seem to be silent."""
+    now = asyncio.get_running_loop().time() + 14.0  # nearly a lease later
+    rendezvous = EmbeddedRendezvous()
+    session = rendezvous.connect(agent("a"))
+    session.send(joined("a", spec(1)))
+    assert isinstance(await session.receive(), Assigned)
+    assert view_of("job", rendezvous.state, now).nodes[0].heard_s > 10
+    assert view_of("job", rendezvous.state, now, heard=rendezvous.heard(now)).nodes[0].heard_s == 0
+    await session.close()
+    is_in = asyncio.Event()
+    owner = JobOwner(
+        MemoryJobStore(),
+        lambda _agent, _message: None,
+        note=lambda _event, _before, after: after.members and is_in.set(),
+    )
+    task = asyncio.create_task(owner.run())
+    owner.post(joined("a", spec(1)))
+    await asyncio.wait_for(is_in.wait(), 60)
+    owner.note_contact(agent("a"))
+    heard = owner.heard(now)
+    assert heard["a"] >= owner.state.leases["a"]
+    assert view_of("job", owner.state, now, heard=heard).nodes[0].heard_s == now - heard["a"]
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def an_owner_that_breaks_says_so() -> None:
@@ -127,6 +155,7 @@ async def a_round_trip_waits_for_no_timer() -> None:
     [
         one_node_restarts_and_finishes,
         silent_agents_count_as_alive,
+        heartbeats_count_before_leases_are_renewed,
         an_owner_that_breaks_says_so,
         a_lost_write_is_neither_kept_nor_told,
         a_round_trip_waits_for_no_timer,

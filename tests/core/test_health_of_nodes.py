@@ -355,3 +355,39 @@ def test_a_histogram_is_what_prometheus_reads() -> None:
         f'{name}_count{{rank="3"}} 5',
     ]
     assert "collective_duration" not in "".join(lines)  # nothing has been measured
+
+
+def test_the_use_of_a_node_is_that_between_two_readings() -> None:
+    was = replace(
+        WELL,
+        throttling=None,
+        cpu=(100, 1000),
+        disk=(512, 0),
+        nics=(Nic("eth0", 0, 0, True, 1000, 9), Nic("gone", 0, 0, True, 5, 5)),
+    )
+    gpus = (
+        Gpu(0, utilization=90, temperature=60),
+        Gpu(1, utilization=10, temperature=71),
+        Gpu(2, lost="gone"),
+    )
+    now = replace(
+        was, at=5.0, cpu=(150, 1200), disk=(1024, 5120), nics=(Nic("eth0", 0, 0, True, 6000, 9),), gpus=gpus
+    )
+    health, _ = evaluate(evaluate(HealthState(), was)[0], now)
+    assert health.use == {
+        **{"cpu_percent": 25.0, "memory_percent": 15.625},
+        **{"gpu_percent": 50.0, "gpu_least_percent": 10.0, "gpu_celsius": 71.0},
+        **{"received_bytes": 1000.0, "sent_bytes": 0.0, "read_bytes": 102.4, "written_bytes": 1024.0},
+    }
+    metrics = exposition.text(Running(1, 0, 1, ready=True), [], health)
+    assert "ddp_launch_cpu_percent 25" in metrics
+    assert 'ddp_launch_network_bytes_total{interface="eth0",direction="received"} 6000' in metrics
+    assert 'ddp_launch_disk_bytes_total{direction="written"} 5120' in metrics
+
+
+def test_cpu_time_is_that_of_a_quota_if_there_is_one() -> None:
+    was = replace(WELL, cpu=(0, 0), throttling=Throttling(0, 0, 4.0, 100.0))
+    now = replace(was, at=5.0, cpu=(99, 100), throttling=Throttling(0, 0, 4.0, 110.0))
+    assert evaluate(evaluate(HealthState(), was)[0], now)[0].use["cpu_percent"] == 50.0
+    counted_anew = replace(now, throttling=Throttling(0, 0, 4.0, 1.0))
+    assert evaluate(evaluate(HealthState(), was)[0], counted_anew)[0].use["cpu_percent"] == 0.0

@@ -187,13 +187,21 @@ def test_keys_select_a_rank_and_the_table_follows(keys: bytes, at: int, first: i
 
 
 def test_enter_shows_one_rank_which_stays_when_the_order_changes() -> None:
-    view = View(HEAD, rows(8))
+    use = {
+        "cpu_percent": 31.2,
+        "gpu_percent": 97.0,
+        "gpu_celsius": 66.0,
+        "received_bytes": 3.2e9,
+        "sent_bytes": 0.0,
+    }
+    view = View(HEAD, rows(8), node_use={row.node: use for row in rows(8)})
     for key in keys_in(b"jj\r"):
         view = pressed(view, key, 24)
     shown = screen(replace(view, sorting=Sorting("rank", True)), 80, 24)
     assert "rank 2" in shown
     assert len(shown) == 24
     assert any(line.startswith("own time") for line in shown)
+    assert any("CPU 31%, GPUs 97%, 66 C, network 3.0G/s received and 0/s sent" in line for line in shown)
     view = pressed(view, "down", 24)
     assert "rank 3" in screen(view, 80, 24)
     gone = replace(view, rows=view.rows[:2])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.answers.measured import MOST_NAMES, MOST_POINTS, Measured
 from launcher.error_boundary import ErrorBoundary
 from launcher.health.page import ring_lines
+from rendezvous.values.questions import LoggedWanted
 
 if TYPE_CHECKING:
     from launcher.health.pages import Pages
@@ -123,13 +124,25 @@ def test_lines_cover_the_job_and_stay_bounded() -> None:
     for step in range(10_000):
         pages.lines = [(rank, b'[%d, {"loss": %d}]' % (step, 10 * step + rank)) for rank in (1, 0)]
         measured.look()
-    points = measured.seen(0).points
+    points = measured.seen(LoggedWanted()).points
     assert MOST_POINTS // 2 <= len(points) <= MOST_POINTS
     assert points[0].step < 100
     assert points[-1].step > 9_900
     assert {float(point.value) % 10 for point in points} == {0.0}, "of the lowest rank"
-    assert [point.number for point in measured.seen(points[-2].number).points] == [points[-1].number]
+    assert [point.number for point in measured.seen(LoggedWanted(points[-2].number)).points] == [
+        points[-1].number
+    ]
     assert [value.value for value in measured.latest(1)] == ["99991"]
+
+
+def test_the_use_of_the_node_has_lines_of_its_own() -> None:
+    _, measured = asyncio.run(_measured([]))
+    for n in range(10_000):
+        measured.note_use({"cpu_percent": n / 100, "received_bytes": 1e9})
+    points = measured.seen(LoggedWanted(of_node=True)).points
+    assert MOST_POINTS <= len(points) <= 2 * MOST_POINTS
+    assert {point.name for point in points} == {"cpu_percent", "received_bytes"}
+    assert measured.seen(LoggedWanted()).points == ()
 
 
 def test_corrupt_lines_and_many_names_are_harmless() -> None:

@@ -177,6 +177,11 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
         "/proc/vmstat": "pswpin 3\npswpout 4\n",
         "/proc/net/dev": "Inter\n face\n  lo: 1 1 1 1 0 0 0 0 1 1 1 1 0 0 0 0\neth0: 9 9 2 3 0 0 0 0 9 9 4 5 0 0 0 0\n",
         "/sys/class/net/eth0/carrier": "1\n",
+        "/proc/stat": "cpu  10 1 4 70 15 0 0 0 5 0\ncpu0 1 1 1 1\n",
+        "/proc/diskstats": " 8 0 sda 1 2 30 4 5 6 70 8\n 8 1 sda1 1 2 9 4 5 6 9 8\n 7 0 loop0 1 2 9 4 5 6 9 8\n",
+        "/sys/block/sda/size": "1\n",
+        "/sys/block/loop0/size": "1\n",
+        "/sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "100\n",
         "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
         "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error": "7\n",
         f"{folders[0]}/cgroup.procs": "",
@@ -188,7 +193,7 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
     }
     for cpu in folders_of("self", "cpu")[:1]:
         files |= {f"{cpu}/cgroup.procs": "", f"{cpu}/cpu.max": "150000 100000\n"}
-        files |= {f"{cpu}/cpu.stat": "nr_periods 40\nnr_throttled 10\n"}
+        files |= {f"{cpu}/cpu.stat": "usage_usec 2500000\nnr_periods 40\nnr_throttled 10\n"}
     for name, text in files.items():
         path = Path(f"{tmp_path}{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,8 +201,10 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
     seen = Node([str(tmp_path)], root=str(tmp_path)).read()
     assert seen.memory == MemoryUse("the cgroup's limit", 80 * MIB, 100 * MIB, 2)
     assert (seen.stalled, seen.swapped) == (2.5, 7 * os.sysconf("SC_PAGE_SIZE"))
-    assert seen.nics == (Nic("eth0", 6, 8, carrier=True), Nic("mlx5_0/1", 7, 0, carrier=True))
-    assert seen.throttling == (Throttling(40, 10, 1.5) if folders_of("self", "cpu") else None)
+    eth0, port = Nic("eth0", 6, 8, True, 9, 9), Nic("mlx5_0/1", 7, 0, True, 400, 0)
+    assert seen.nics == (eth0, port)
+    assert (seen.cpu, seen.disk) == ((15, 100), (30 * 512, 70 * 512))
+    assert seen.throttling == (Throttling(40, 10, 1.5, 2.5) if folders_of("self", "cpu") else None)
     assert seen.disks[0].total > seen.disks[0].free > 0
     (limited / "memory.max").write_text("max\n")
     machine = Node(root=str(tmp_path)).read().memory

@@ -218,8 +218,8 @@ class Simulation:
         match wanted:
             case RanksWanted():
                 return RanksSeen(2, 1, tuple(self.seen(rank, at) for rank in mine))
-            case LoggedWanted(after):
-                return self._logged(after, at)
+            case LoggedWanted(after, of_node):
+                return self._node_use(after, node, at) if of_node else self._logged(after, at)
             case StepWanted():
                 return self._last_step(wanted.rank, at)
             case StacksWanted():
@@ -237,6 +237,27 @@ class Simulation:
             for n in range(20)
         ]
         return LoggedSeen(tuple(point for point in points if point.number > after), 20)
+
+    def _node_use(self, after: int, node: int, at: float) -> LoggedSeen:
+        """Of a minute, with a restart in the middle."""
+        use = {
+            **{"cpu_percent": 31.0 + node % 7, "memory_percent": 48.0, "gpu_memory_percent": 76.0},
+            **{"gpu_percent": 91.0, "gpu_least_percent": 84.0, "gpu_celsius": 66.0},
+            **{"received_bytes": 3.1e9, "sent_bytes": 3.0e9, "read_bytes": 2.2e8, "written_bytes": 1.5e6},
+        }
+        points = [
+            LoggedPoint(
+                10 * n + place + 1,
+                name,
+                0,
+                f"{value * (1 + 0.02 * (n % 3)):.6g}",
+                1 + (n > 6),
+                at - 60 + 5 * n,
+            )
+            for n in range(12)
+            for place, (name, value) in enumerate(use.items())
+        ]
+        return LoggedSeen(tuple(point for point in points if point.number > after), 120)
 
     def _last_step(self, rank: int, at: float) -> StepSeen:
         """Seven buckets, the last of which is not hidden."""

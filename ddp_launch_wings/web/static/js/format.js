@@ -24,6 +24,11 @@ export function mebibytes(mib) {
   return mib < 1024 ? `${mib} MiB` : `${precise(mib / 1024)} GiB`;
 }
 
+export function bytes(number) {
+  const power = number >= 1 ? Math.min(5, Math.floor(Math.log2(number) / 10)) : 0;
+  return `${power ? precise(number / 1024 ** power) : Math.round(number)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}`;
+}
+
 const clock = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat([], { month: "short", day: "numeric" });
 

@@ -5,6 +5,7 @@ import { count, kindOfPhase } from "./format.js";
 import { Live } from "./live.js";
 import { Logged } from "./logged.js";
 import { Logs } from "./logs.js";
+import { NodeCharts } from "./node.js";
 import { Orders } from "./orders.js";
 import { charts, tiles } from "./overview.js";
 import { RankPanel } from "./rank.js";
@@ -23,7 +24,7 @@ export function jobView(main, name, frame) {
     logs.element.scrollIntoView({ block: "nearest" });
     logs.box.focus({ preventScroll: true });
   };
-  const panel = new RankPanel(state, name, { output, orders });
+  const panel = new RankPanel(state, name, { output, orders }), node = new NodeCharts(state, name, panel, stop.signal);
   const map = new WorldMap(state, (rank) => panel.select(rank), stop.signal);
   const ranks = new Ranks(state, (rank) => {
     map.mark(rank);
@@ -33,7 +34,7 @@ export function jobView(main, name, frame) {
   fill(
     main,
     head(state, name, orders), notices(state), tiles(state),
-    h("div", { class: "world" }, h("div", {}, map.element, new Logged(state, stop.signal).element, charts(state, stop.signal)), panel.element),
+    h("div", { class: "world" }, h("div", {}, map.element, new Logged(state, stop.signal).element, charts(state, stop.signal), node.element), panel.element),
     timeline(state, name),
     ranks.element, logs.element,
   );

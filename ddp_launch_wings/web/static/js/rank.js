@@ -41,6 +41,7 @@ export class RankPanel {
     if (rank !== this.rank) {
       fill(this.step);
       Object.assign(this, { rank, details: null });
+      this.turned?.();
     }
     this.show();
   }
