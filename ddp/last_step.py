@@ -53,7 +53,7 @@ from ddp.elastic.generators import GeneratorHolder
 from ddp.telemetry import guard, status_page, torch_api, torch_names
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_words import first_line, is_communication_error, is_fault_of_this_rank
-from ddp.telemetry.contracts import GENERATION, RESUME_PATH, SAVED_STATE, SAVING, SCRATCH
+from ddp.telemetry.contracts import GENERATION, RESUME_FILE, RESUME_PATH, SAVED_STATE, SAVING, SCRATCH
 from ddp.telemetry.observing import Observer
 from ddp.telemetry.sections import checkpointing
 
@@ -81,10 +81,10 @@ def on_failure(save: Any = None, *, limit_s: float = LIMIT_S) -> Any:
         return functools.partial(on_failure, limit_s=limit_s)
     _check(save, limit_s)
     if os.environ.get(SCRATCH):
-        if not status_page.once("a function to save"):
-            raise WrongUse("ddp.on_failure was called before. Save everything in one function")
         if kind := _kind_without_replicas():
             raise WrongUse(_refusal(kind))
+        if not status_page.once("a function to save"):
+            raise WrongUse("ddp.on_failure was called before. Save everything in one function")
         _LastStep(save, limit_s).install()
     return save
 
@@ -170,6 +170,10 @@ class _LastStep:
         self._holder = GeneratorHolder()
         self._generators: Any = None
         self._refused = ""
+        file = os.environ.get(RESUME_FILE, "")
+        self._file = file and os.path.abspath(file)  # the script may change its folder
+        # The script may soon have newer checkpoints of its own than what this file names.
+        self._used = self._file if os.environ.get("RANK") == "0" else ""
         self._stop = False  # the launcher, or somebody, has sent SIGTERM
         self._before: Any = signal.SIG_DFL  # the handler of the script
         self._over = False  # this process has saved or not, and does not again
@@ -208,6 +212,9 @@ class _LastStep:
         if torch.compiler.is_compiling():
             return
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if self._used:
+            _forget(self._used)
+            self._used = ""
         self._kept = [(each, each.detach().clone()) for model in self._models for each in model.buffers()]
         self._generators = self._holder.hold()
         self._in_step, self._is_between = False, True
@@ -342,9 +349,17 @@ class _LastStep:
         if time.monotonic() > self._deadline:
             return
         record(f"{scratch}/{SAVED_STATE}{generation}", step, path)
+        self._keep_for_later_jobs(step, path)
         _tell(
             f"saved the state after {step} steps in {time.monotonic() - began:.1f} s: {path}. Why: {reason}"
         )
+
+    def _keep_for_later_jobs(self, step: int, path: str) -> None:
+        try:
+            if self._file:
+                record(self._file, step, path)
+        except OSError as error:
+            _tell(f"a job that starts later does not get {path}: cannot write --resume-file: {error}")
 
     def _bring_back(self) -> None:
         with torch.no_grad():
@@ -368,6 +383,15 @@ def record(file: str, step: int, path: str) -> None:
     with open(part, "w", encoding="utf-8") as opened:
         json.dump({"step": step, "path": path}, opened)
     os.replace(part, file)
+
+
+def _forget(file: str) -> None:
+    """Remove a `--resume-file` that still names what these ranks have begun with."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        with open(file, encoding="utf-8") as opened:
+            is_used = json.load(opened)["path"] == resume_path()
+        if is_used:
+            os.unlink(file)
 
 
 def _tell(text: str) -> None:

@@ -20,6 +20,7 @@ RANK_DIR = "DDP_RANK_DIR"
 SCRATCH = "DDP_SCRATCH"
 CHECKPOINT_REQUEST = "DDP_CHECKPOINT_REQUEST"
 RESUME_PATH = "DDP_RESUME_PATH"  # what ranks of an earlier generation have saved after its failure
+RESUME_FILE = "DDP_RESUME_FILE"  # `--resume-file`: names the same for a job that starts later
 # Files in the folder of DDP_SCRATCH, with the generation behind: what a rank has saved, and that one is saving.
 SAVED_STATE, SAVING = "saved-", "saving-"
 EXCLUDE_NODE = "exclude-node"  # a file there: why a rank asks to leave out its node

@@ -22,6 +22,7 @@ OF_A_RANK = {
     "DDP_SCRATCH": "a folder of the node, for all its ranks and generations; it is removed after the job",
     "DDP_CHECKPOINT_REQUEST": "the file that exists while a checkpoint is requested",
     "DDP_RESUME_PATH": "what ranks have saved with `ddp.on_failure` after the last failure",
+    "DDP_RESUME_FILE": "the value of `--resume-file`",
     "DDP_LOGICAL_WORLD": "the value of `--logical-world`",
     "DDP_REDUNDANCY": "the value of `--redundancy`",
     "DDP_TOPOLOGY": "the unit of `--topology` in which the node lies",

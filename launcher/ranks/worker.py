@@ -128,10 +128,15 @@ class Workers:
             self._live[local_rank] = _Started(label, place.directory)
             self.starts[label.rank] = self.starts.get(label.rank, 0) + 1
             try:
+                path = assignment.resume_path or kept_path(self._spec.resume_file)
                 fds = self._logs.open_rank(label)
+            except ValueError as error:
+                not_started.append(self._end_lost(local_rank, str(error)))
+                continue
             except OSError as error:
                 not_started.append(self._end_lost(local_rank, _cannot_open(error)))
                 continue
+            place = replace(place, assignment=replace(assignment, resume_path=path))
             zygote.spawn(self._order(place), fds)
         return not_started
 
@@ -352,6 +357,21 @@ def _on_disk(started: _Started, cause: Cause) -> Cause:
     with contextlib.suppress(OSError), open(log, "w") as file:  # a full disk must not hide the reason
         file.write(f"{cause.reason}\n\n{cause.traceback}\n")
     return replace(cause, log=log, ran_s=time.monotonic() - started.at)
+
+
+def kept_path(file: str) -> str:
+    """Return the path that ranks of an earlier job have left in `--resume-file`, or ""."""
+    if not file:
+        return ""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            return str(json.load(opened)["path"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"cannot read --resume-file {file!r}: {error}. Use a file that only ddp-launch writes, or remove this one"
+        ) from error
 
 
 def _cannot_open(error: OSError) -> str:

@@ -14,6 +14,7 @@ from launcher.template.contracts import (
     LOGICAL_WORLD,
     RANK_DIR,
     REDUNDANCY,
+    RESUME_FILE,
     RESUME_PATH,
     SCRATCH,
     TOPOLOGY,
@@ -102,6 +103,10 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         env[RESUME_PATH] = a.resume_path
     elif environ.get(RESUME_PATH):  # the same
         env[RESUME_PATH] = ""
+    if spec.resume_file:
+        env[RESUME_FILE] = spec.resume_file
+    elif environ.get(RESUME_FILE):
+        env[RESUME_FILE] = ""
     if spec.logical_world:
         env[LOGICAL_WORLD] = str(spec.logical_world)
     if spec.redundancy:

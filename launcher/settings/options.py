@@ -712,6 +712,15 @@ _FAILURES = (
         "{path} stands for its path: --resume-arg '--checkpoint {path}'. The ranks also get it in DDP_RESUME_PATH",
     ),
     _ours(
+        "--resume-file",
+        "FILE",
+        None,
+        values.path,
+        "keep the path of a saved state in FILE, so that a job that starts later with the same FILE continues there, "
+        "for example after the scheduler has stopped this one (see --resume-arg). With several nodes, FILE must be in "
+        "storage that they share. It is removed after the first step from there",
+    ),
+    _ours(
         "--crash-loop",
         "TIMES/TIME[,TIMES/step]|off",
         "off",

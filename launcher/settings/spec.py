@@ -207,6 +207,7 @@ class LaunchSpec:
     resume_arg: str = (
         ""  # arguments for the script after a failure, with {path} for what its ranks have saved
     )
+    resume_file: str = ""  # where a job that starts later finds that path
     redundancy: str = ""  # what other nodes keep of commits of ddp.elastic
     preflight: str = "report"  # off, report, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory

@@ -146,6 +146,8 @@ def test_what_ranks_before_have_saved() -> None:
         "/a b/c.pt",
         "--dir=/a b/c.pt/x",
     )
+    assert rank_env(replace(SPEC, resume_file="/f"), PLACE, {})["DDP_RESUME_FILE"] == "/f"
+    assert rank_env(SPEC, PLACE, {"DDP_RESUME_FILE": "of another job"})["DDP_RESUME_FILE"] == ""
     assert resume_args("--ckpt {path}", "") == resume_args("", "/c.pt") == ()
 
 
