@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ("print(1)", "--nproc-per-node", True),
         ("print(1)", "--nproc-per-node=2", True),
         ("parser.add_argument('--nproc_per_node')", "--nproc-per-node", False),
-        ("import sys; print(sys.argv)", "--nnodes", False),
+        ("import sys; print(sys.argv)", "--nnodes", True),
         ("print(1)", "--verbose", False),  # scripts have such options, in modules that are not read
         ("print(1)", "2", False),
     ],
