@@ -68,6 +68,6 @@ def test_four_times_as_many_buckets_or_chunks_take_four_times_the_instructions(
     more_buckets = backward(4 * buckets, per_bucket, keep=keep)
     longer_buckets = backward(buckets, 4 * per_bucket, keep=keep)
     for name, at in (("hooks", 0), ("end", 1)):
-        assert small[at] > 500, name
+        assert small[at] > 300, name  # it counts
         assert more_buckets[at] <= 4.2 * small[at], name
         assert longer_buckets[at] <= 4.2 * small[at], name

@@ -118,7 +118,7 @@ def unreadable(there):
     train(there, keep=2)
     os.environ["DDP_SCRATCH"] += "-of-another-node"
     os.mkdir(os.environ["DDP_SCRATCH"], 0o700)
-    RECORDER.recorder_fail(ord("R"), 1, errno.EIO)
+    RECORDER.recorder_fail(ord("R"), 2, errno.EIO)  # after the mark of a rejected commit, which is not there
     state = new_state(there)
     print(json.dumps(["unreadable", state.step]), flush=True)
     state.close()
