@@ -5,13 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from rendezvous.values.durations import Sentence
-
 # At run time, not for the checker only: journals are written and read by these annotations.
 from rendezvous.values.error_codes import Code
 from rendezvous.values.events import AgentJoined, FromAgent, ToAgent
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankReport
+from rendezvous.values.text_limits import Sentence
 from rendezvous.values.types import AgentId, Assignment, Cause, Outcome, StoreAddress
 
 

@@ -23,17 +23,17 @@ from rendezvous.rounds import view
 from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, rank_time, rank_view, types
-from rendezvous.values.durations import NAME
 from rendezvous.values.rank_time import PhaseTimes
+from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.message import Message
 
-    from rendezvous.values.durations import TextLimit
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import FromConversation, Wanted
+    from rendezvous.values.text_limits import TextLimit
     from rendezvous.values.types import AgentId
 
 T = TypeVar("T")

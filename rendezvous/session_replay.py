@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.values.durations import ShortenedSentence
 from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
@@ -27,6 +26,7 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.text_limits import ShortenedSentence
 
 if TYPE_CHECKING:
     from rendezvous.values.events import ToAgent

@@ -254,7 +254,7 @@ def resume(team: Team, local: LocalImages, choice: commits.CommitChoice) -> dict
         else received.get(team.rank if team.rank in lacking else -1)
     )
     if found is None:
-        seed(sample_order.of_new_rank(received[first].get("seed", 0), choice.commit.number, team.rank))
+        seed(sample_order.seed_of_new_rank(received[first].get("seed", 0), choice.commit.number, team.rank))
     else:
         set(found)
     return found

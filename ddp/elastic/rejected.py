@@ -65,9 +65,7 @@ def read(places: Iterable[Path]) -> Rejected | None:
     return None
 
 
-def without(holdings: Holdings, rejected: Rejected | None) -> Holdings:
-    if rejected is None:
-        return holdings
+def without(holdings: Holdings, rejected: Rejected) -> Holdings:
     return tuple(tuple(each for each in held if not rejected.has(each.commit)) for held in holdings)
 
 

@@ -180,12 +180,13 @@ def choose(team: Team, local: LocalImages, mark: Rejected | None = None) -> comm
     told = team.gather((tuple(local.held), mark))
     holdings = tuple(held for held, _mark in told)
     skipped = next((each for _held, each in told if each is not None), None)
-    if skipped is None or without(holdings, skipped) == holdings:
-        return _choose(team, local, holdings)
-    choice = _choose(team, local, without(holdings, skipped))
-    if team.rank == 0:
-        tell(skipped, choice.commit.number if choice is not None else None)
-    return choice or _choose(team, local, holdings)
+    if skipped is not None and (left := without(holdings, skipped)) != holdings:
+        choice = _choose(team, local, left)
+        if team.rank == 0:
+            tell(skipped, choice.commit.number if choice is not None else None)
+        if choice is not None:
+            return choice
+    return _choose(team, local, holdings)
 
 
 def _choose(team: Team, local: LocalImages, holdings: commits.Holdings) -> commits.CommitChoice | None:

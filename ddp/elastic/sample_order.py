@@ -85,7 +85,7 @@ def mixed(*numbers: int) -> int:
     return found
 
 
-def of_new_rank(seed: int, commit: int, rank: int) -> int:
+def seed_of_new_rank(seed: int, commit: int, rank: int) -> int:
     """The seed of a rank without saved generators.
 
     `seed`: that of the lowest rank that has saved its generators in this commit.

@@ -321,7 +321,7 @@ class State:
         self._live: Live | None = None
         self._survivor: Survivor | None = None
         self._resumed_in: str | None = None  # the generation
-        self._since: commits.CommitName | None = None  # from which it has resumed; number 0: from none
+        self._since = commits.CommitName(0, "")  # from which it has resumed; number 0: from none
 
     def __getattr__(self, name: str) -> Any:
         contents = self.__dict__.get("_contents")
@@ -444,7 +444,7 @@ class State:
         skipped: afterwards, the error is like any other.
         """
         _team, keeper = self._resumed()
-        if self._since is None or not self._since.number:
+        if not self._since.number:
             raise rejected.CommitRejected(
                 f"{reason}. Training has not resumed from a commit, so none is skipped"
             )

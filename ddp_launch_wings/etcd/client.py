@@ -299,8 +299,8 @@ class EtcdClient:
 
     def __init__(self, access: Access, kind: type[Member] = Member) -> None:
         self.access = access
-        self._members = [kind(endpoint, access.tls) for endpoint in access.endpoints]
-        self._at = random.randrange(len(self._members))
+        self.members = [kind(endpoint, access.tls) for endpoint in access.endpoints]
+        self._at = random.randrange(len(self.members))
         self._token: str | None = None if access.user else ""
         self._signing_in = asyncio.Lock()
         self._not_answering = False
@@ -320,7 +320,7 @@ class EtcdClient:
         while True:
             longest_s = min(attempt_s * 2 ** (failures // _ATTEMPTS_OF_A_LENGTH), _LONGEST_ATTEMPT_S)
             limit_s = _within(longest_s, give_up_at)
-            asked = list(self._members) if failures else [self.member()]
+            asked = list(self.members) if failures else [self.member()]
             answer = await self._first_answer(asked, method, request, limit_s)
             if answer is not None:
                 return answer
@@ -363,8 +363,8 @@ class EtcdClient:
         If so, no other majority exists that could serve another replica.
         """
         limit_s = patience * _LOCAL_ANSWER_S
-        answers = await asyncio.gather(*(self._answers(member, limit_s) for member in self._members))
-        return 2 * sum(answers) > len(self._members)
+        answers = await asyncio.gather(*(self._answers(member, limit_s) for member in self.members))
+        return 2 * sum(answers) > len(self.members)
 
     async def _answers(self, member: Member, limit_s: float) -> bool:
         request = pb.RangeRequest(key=b"\0", serializable=True, count_only=True)
@@ -385,12 +385,12 @@ class EtcdClient:
         """The member in use."""
         if self._closed:
             raise StoreError("internal error: the store was used after it was closed")
-        return self._members[self._at]
+        return self.members[self._at]
 
     def switch_from(self, member: Member) -> None:
         """Use the next member after a failure of this one, unless the client has already switched."""
-        if self._members[self._at] is member:
-            self._at = (self._at + 1) % len(self._members)
+        if self.members[self._at] is member:
+            self._at = (self._at + 1) % len(self.members)
 
     def sign_in_again(self, used: Metadata) -> None:
         """Drop the token, unless it was renewed since `used`."""
@@ -399,7 +399,7 @@ class EtcdClient:
 
     async def close(self) -> None:
         self._closed = True
-        for member in self._members:
+        for member in self.members:
             await member.close()
 
     def _react(self, member: Member, name: str, error: grpc.aio.AioRpcError, used: Metadata) -> None:
@@ -441,7 +441,7 @@ class EtcdClient:
         )
 
     def _note_answer(self, member: Member) -> None:
-        self._at = self._members.index(member)
+        self._at = self.members.index(member)
         if self._not_answering:
             self._not_answering = False
             _log.info("etcd at %s answers again", member.endpoint)

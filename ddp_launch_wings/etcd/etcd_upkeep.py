@@ -19,7 +19,6 @@ from ddp_launch_wings.etcd.client import (
     TXN,
     EtcdClient,
     Keys,
-    Member,
     Method,
     Unreachable,
     created_at,
@@ -34,6 +33,8 @@ from rendezvous.store.protocol import StoreContents, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+
+    from ddp_launch_wings.etcd.client import Member
 
 STATUS: Method[pb.StatusRequest, pb.StatusResponse] = Method(
     "/etcdserverpb.Maintenance/Status", pb.StatusResponse
@@ -139,26 +140,23 @@ async def _put(client: EtcdClient, batch: list[tuple[bytes, bytes]]) -> None:
 async def compact(rest: str, environ: Mapping[str, str]) -> tuple[int, int]:
     """The size of the first member before and after. It concerns all users of this etcd."""
     async with _opened(rest, environ) as (client, keys):
-        members = [Member(endpoint, client.access.tls) for endpoint in client.access.endpoints]
+        first = client.members[0]
         try:
-            before = (await _status(client, members[0])).db_size
+            before = (await _status(client, first)).db_size
             now = await client.call(
                 RANGE,
                 pb.RangeRequest(key=keys.root, count_only=True),
                 give_up_at=time.monotonic() + _ANSWER_S,
             )
             await _compact_before(client, now.header.revision)
-            for member in members:  # one after the other: a member does not answer meanwhile
+            for member in client.members:  # one after the other: a member does not answer meanwhile
                 metadata = await client.metadata()
                 await member.ask(DEFRAGMENT, pb.DefragmentRequest(), metadata, _DEFRAGMENT_S)
-            return before, (await _status(client, members[0])).db_size
+            return before, (await _status(client, first)).db_size
         except grpc.aio.AioRpcError as error:
             raise StoreError(
                 f"etcd did not compact: {words(error)}. Check it with `ddp-rendezvous doctor`"
             ) from error
-        finally:
-            for member in members:
-                await member.close()
 
 
 async def _compact_before(client: EtcdClient, revision: int) -> None:
@@ -184,16 +182,13 @@ async def examine(rest: str, environ: Mapping[str, str]) -> list[tuple[bool, str
     client = EtcdClient(access)
     found = []
     try:
-        for endpoint in access.endpoints:
-            member = Member(endpoint, access.tls)
+        for member in client.members:
             try:
-                found.append(_verdict(endpoint, await _status(client, member)))
+                found.append(_verdict(member.endpoint, await _status(client, member)))
             except grpc.aio.AioRpcError as error:
                 found.append(
-                    (False, f"etcd at {endpoint} does not answer: {words(error)}. Check that it runs")
+                    (False, f"etcd at {member.endpoint} does not answer: {words(error)}. Check that it runs")
                 )
-            finally:
-                await member.close()
         if any(good for good, _ in found):
             listed = pb.RangeRequest(
                 key=Keys(prefix).all_jobs, range_end=end_of(Keys(prefix).all_jobs), count_only=True

@@ -30,7 +30,6 @@ _FAILED = 1
 _DAY_S, _SOON_DAYS = 86_400.0, 7
 _LEAST_FREE, _LEAST_FILES = 1 << 30, 4096
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
-_WITHIN_S = 60.0
 
 
 class DoctorFinding(NamedTuple):

@@ -35,7 +35,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import ASLEEP_S
-from rendezvous.values.durations import NAME
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import (
     ASK_EARLY_S,
@@ -46,6 +45,7 @@ from rendezvous.values.rank_view import (
     RankReport,
     RankView,
 )
+from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping

@@ -11,8 +11,8 @@
 A TIME is a whole number of nanoseconds since the TIME before it. If a time cannot be written so without a change of its
 last bit, it is a number of seconds. The state machines compare times, so a rounded time could change a decision.
 
-`values/rows.py` says how a value becomes JSON. Texts are hidden (`below`). The figures about the time of
-ranks are rounded: they are most of what the service receives, and no decision depends on them.
+`values/rows.py` says how a value becomes JSON. Texts are hidden (see the last section). The figures about the time
+of ranks are rounded: they are most of what the service receives, and no decision depends on them.
 
 A fingerprint is a checksum of the effects without their texts, because a replay composes texts of the hidden ones.
 """

@@ -21,7 +21,6 @@ from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.sealing import gather, is_forgotten, missed_messages, remember_generation, waiting
 from rendezvous.rounds.stopping import after_loss, exclude, interrupt
 from rendezvous.values.contracts import NOT_ALLOWED, TRY_AGAIN, UNUSABLE
-from rendezvous.values.durations import NAME
 from rendezvous.values.events import (
     AgentJoined,
     Disagreement,
@@ -46,6 +45,7 @@ from rendezvous.values.job_state import (
     spec_of,
 )
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.text_limits import NAME
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from rendezvous.diagnosing.stragglers import in_words, no_longer
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.snapshot import SnapshotUnreadable, unpacked
 from rendezvous.values.cause_text import counted
-from rendezvous.values.durations import Sentence
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -24,6 +23,7 @@ from rendezvous.values.job_state import Phase, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.rows import Decoder, RowEncoder, all_fields
+from rendezvous.values.text_limits import Sentence
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:

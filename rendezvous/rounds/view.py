@@ -8,10 +8,10 @@ from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.event_log import Past
 from rendezvous.rounds.policy import outcome_text, reload_on_trial_until
-from rendezvous.values.durations import Sentence, ShortenedSentence
 from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime
+from rendezvous.values.text_limits import Sentence, ShortenedSentence
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rendezvous.values.durations import Sentence, ShortenedSentence, Words
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import PhaseTimes, RankTime
 from rendezvous.values.rank_view import RankReport
+from rendezvous.values.text_limits import Sentence, ShortenedSentence, Words
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -18,13 +18,14 @@ from __future__ import annotations
 from dataclasses import field, fields
 from enum import StrEnum
 
-# At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.values.durations import Sentence, ShortenedSentence
 from rendezvous.values.events import Effect
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import StragglerState, TimeState
 from rendezvous.values.rank_view import RankReport
+
+# At run time, not for the checker only: the codec reads these annotations.
+from rendezvous.values.text_limits import Sentence, ShortenedSentence
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-from rendezvous.values.durations import ShortenedSentence, TextLimit
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.text_limits import ShortenedSentence, TextLimit
 from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:

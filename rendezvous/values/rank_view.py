@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-# At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.values.durations import Words
 from rendezvous.values.late_dataclass import dataclass
+
+# At run time, not for the checker only: the codec reads these annotations.
+from rendezvous.values.text_limits import Words
 
 # --- one moment ------------------------------------------------------------------------------------
 

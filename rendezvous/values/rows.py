@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 class RowEncoder:
-    """`columns`: which fields are written. `words`: what is written in place of a text (see values/durations.py).
+    """`columns`: which fields are written. `words`: what is written in place of a text (see values/text_limits.py).
 
     `instead`: for a class, the function that returns the value to write in place of one of its values.
     """

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import field
 from enum import StrEnum
 
-from rendezvous.values.durations import Sentence, ShortenedSentence, Traceback, Words
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime
+from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback, Words
 
 
 @dataclass(frozen=True, slots=True, order=True)

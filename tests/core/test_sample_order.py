@@ -86,14 +86,14 @@ def test_the_published_numbers_of_splitmix64() -> None:
 
 def test_new_ranks_get_seeds_of_their_own() -> None:
     found = {
-        sample_order.of_new_rank(seed, commit, rank)
+        sample_order.seed_of_new_rank(seed, commit, rank)
         for seed in (0, 1, 2**64 - 1, -1)
         for commit in range(20)
         for rank in range(20)
     }
     assert len(found) == 3 * 20 * 20, "-1 and 2**64 - 1 are the same number for torch as well"
     assert all(0 <= each < 2**64 for each in found)
-    assert sample_order.of_new_rank(5, 7, 1) != sample_order.of_new_rank(5, 1, 7)
+    assert sample_order.seed_of_new_rank(5, 7, 1) != sample_order.seed_of_new_rank(5, 1, 7)
 
 
 # --- Which commits are written to a slow store: all ranks must write some of the same, without talking about it

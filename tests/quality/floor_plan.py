@@ -59,7 +59,7 @@ CORE = {
         *within(
             "values",
             "cause_text durations error_codes events frozen_map job_state late_dataclass "
-            "questions rank_time rank_view rows types contracts",
+            "questions rank_time rank_view rows text_limits types contracts",
         ),
     },
     "ddp": {
@@ -318,7 +318,8 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_text durations error_codes events late_dataclass questions rank_time rank_view types contracts",
+    "cause_text durations error_codes events late_dataclass questions rank_time rank_view text_limits types "
+    "contracts",
 )
 ABROAD = {
     ("launcher", "core"): {
