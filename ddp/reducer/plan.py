@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 _KIB, _MIB = 1024, 1024 * 1024
 _NO_LIMIT = 2**63 - 1
 # Backends of torch whose all-reduce knows AVG. NCCL divides before it sums, so half precision does not overflow.
-_AVERAGING_BACKENDS = frozenset({"nccl"})
+# From 2.15 on, the backend that a script asks for as `nccl` calls itself `nccl2`.
+_AVERAGING_BACKENDS = frozenset({"nccl", "nccl2", "nccl-lazy"})
 
 
 @dataclass(frozen=True)

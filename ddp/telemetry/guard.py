@@ -521,10 +521,6 @@ def _asynchronous_backends(group: Any) -> list[Any]:
     return found
 
 
-def _has_nccl(group: Any) -> bool:
-    return any(backend.name() == "nccl" for backend in _asynchronous_backends(group))
-
-
 def _describe(groups: tuple[Any, ...]) -> list[tuple[str, int, str]]:
     """Return name, size and ranks of each group, because the flight recorder does not have them for every group."""
     registry = sys.modules.get("torch.distributed.distributed_c10d")
@@ -542,8 +538,9 @@ def _dump(path: str) -> str:
     if not torch_api.is_loaded():
         return "torch.distributed is not available"
     try:
-        uses_nccl = any(map(_has_nccl, torch_api.groups()))
-        data = torch_api.record_of_collectives(uses_nccl)
+        # A group can have Gloo beside NCCL, and each numbers its own calls: one of the two is read.
+        names = {backend.name() for group in torch_api.groups() for backend in _asynchronous_backends(group)}
+        data = torch_api.record_of_collectives(names or {"gloo"})
         partial = f"{path}.partial"
         with open(partial, "wb") as file:
             file.write(data)

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import os
 import re
 import sys
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import status_page, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import torch
 
@@ -216,12 +217,22 @@ def switch_recorder_on() -> None:
         os.environ[torch_names.RECORDER_SIZE[0]] = _RECORDED
 
 
-def record_of_collectives(of_nccl: bool) -> bytes:
-    """Return the flight recorder as JSON: the last collectives and their states. NCCL has a recorder of its own."""
+def record_of_collectives(backends: Collection[str]) -> bytes:
+    """Return the flight recorders of these backends as JSON: the last collectives and their states."""
+    whole, *others = [json.loads(_record_of(name)) for name in sorted(backends)]
+    for each in others:
+        whole["entries"] = whole.get("entries", []) + each.get("entries", [])
+        whole["pg_config"] = whole.get("pg_config", {}) | each.get("pg_config", {})
+    return json.dumps(whole).encode()
+
+
+def _record_of(backend: str) -> str | bytes:
+    """NCCL has a recorder of its own. From 2.15 on, each other backend has one too, and its name selects it."""
     bindings = sys.modules.get(torch_names.RECORD_OF_ALL.owner)
-    name = torch_names.RECORD_OF_NCCL if of_nccl else torch_names.RECORD_OF_ALL
-    dump = getattr(bindings, name.name, None) or getattr(bindings, torch_names.RECORD_OF_ALL.name, None)
+    of_all = getattr(bindings, torch_names.RECORD_OF_ALL.name, None)
+    dump = (getattr(bindings, torch_names.RECORD_OF_NCCL.name, None) if backend == "nccl" else None) or of_all
     if dump is None:
         raise RuntimeError(f"torch {_version_text()} has no flight recorder for this process group")
-    data = dump(True, False)  # with collectives, without stacks
-    return data if isinstance(data, bytes) else data.encode()
+    arguments = (True, False)  # with collectives, not only those that are active
+    by_name = dump is of_all and version() >= torch_names.RECORDER_OF_EACH
+    return cast("str | bytes", dump(*arguments, backend) if by_name else dump(*arguments))

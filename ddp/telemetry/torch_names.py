@@ -156,6 +156,7 @@ DEFAULT_STORE = Name(_C10D, "_get_default_store", Use.CALLED, "the names of lost
 # It is empty until a variable sets its size (the second one is the older name). From 2.11 on there is a default size.
 RECORDER_HAS_SIZE: Version = (2, 11)
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+RECORDER_OF_EACH: Version = (2, 15)  # each backend but NCCL has one of its own; before, all of them have one
 RECORD_OF_ALL = Name(_BINDINGS, "_dump_fr_trace_json", Use.CALLED, "flight recorders of Gloo")
 RECORD_OF_NCCL = Name(
     _BINDINGS, "_dump_nccl_trace_json", Use.CALLED, "", instead="builds without NCCL have none"

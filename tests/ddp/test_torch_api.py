@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -138,17 +139,35 @@ def test_gloo_with_get_error_is_not_taken_for_nccl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_nccl", "of_nccl", "read"), [(True, True, b"nccl"), (True, False, b"all"), (False, True, b"all")]
+    ("release", "has_nccl", "backends", "read"),
+    [
+        ((2, 13), True, {"nccl"}, ["nccl"]),
+        ((2, 13), True, {"gloo"}, ["all"]),
+        ((2, 13), False, {"nccl"}, ["all"]),
+        ((2, 15), True, {"nccl2"}, ["nccl2"]),
+        ((2, 15), True, {"nccl", "nccl2"}, ["nccl", "nccl2"]),
+        ((2, 15), True, {"gloo"}, ["gloo"]),
+    ],
 )
 def test_each_backend_has_its_recorder(
-    has_nccl: bool, of_nccl: bool, read: bytes, monkeypatch: pytest.MonkeyPatch
+    release: torch_names.Version,
+    has_nccl: bool,
+    backends: set[str],
+    read: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def recorded(_collectives: bool, _active: bool, name: str = "all") -> str:
+        return json.dumps({"entries": [name], "pg_config": {name: {}}})
+
     bindings = torch_api.sys.modules[torch_names.RECORD_OF_ALL.owner]
-    monkeypatch.setattr(bindings, "_dump_fr_trace_json", lambda *_: "all")
+    monkeypatch.setattr(torch_api, "version", lambda: release)
+    monkeypatch.setattr(bindings, "_dump_fr_trace_json", recorded)
     monkeypatch.delattr(bindings, "_dump_nccl_trace_json", raising=False)
     if has_nccl:
-        monkeypatch.setattr(bindings, "_dump_nccl_trace_json", lambda *_: b"nccl", raising=False)
-    assert torch_api.record_of_collectives(of_nccl) == read
+        of_nccl = functools.partial(recorded, name="nccl")
+        monkeypatch.setattr(bindings, "_dump_nccl_trace_json", of_nccl, raising=False)
+    whole = json.loads(torch_api.record_of_collectives(backends))
+    assert whole == {"entries": read, "pg_config": {name: {} for name in read}}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +194,7 @@ def test_a_torch_without_a_recorder_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr(bindings, "_dump_fr_trace_json")
     monkeypatch.delattr(bindings, "_dump_nccl_trace_json", raising=False)
     with pytest.raises(RuntimeError, match="no flight recorder"):
-        torch_api.record_of_collectives(of_nccl=False)
+        torch_api.record_of_collectives({"gloo"})
 
 
 # Before 2.12 these names do not exist, and the former ones are used.
