@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import argparse
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "recovers.py")
-STARTER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "meet", "two_nodes.py")
+STARTER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "meet", "nodes.py")
 TORCHRUN = Contender("torchrun", "torchrun", (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),))
 PER_NODE = 2
 RANK_LOST = (
@@ -64,7 +64,7 @@ def command(contender: Contender, nnodes: str, script: list[str]) -> list[str]:
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
     else:
         words += ["--rendezvous", endpoint]
-    return [sys.executable, STARTER, program, *words, *script]
+    return [sys.executable, STARTER, "2", program, *words, *script]
 
 
 def lose_a_rank(contender: Contender, timeout_s: float) -> dict[str, float]:

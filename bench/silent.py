@@ -35,7 +35,7 @@ def command(how: str) -> list[str]:
     words = ["--nnodes", "1:2", "--nproc-per-node", str(PER_NODE), "--max-restarts", "3", "--recover", how]
     words += ["--rdzv-id", "bench", "--rendezvous", endpoint]
     words += ["--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=4"]
-    return [sys.executable, STARTER, program, *words, SCRIPT, "1"]
+    return [sys.executable, STARTER, "2", program, *words, SCRIPT, "1"]
 
 
 def after_the_lease(how: str, timeout_s: float) -> float:

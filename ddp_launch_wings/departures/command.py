@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 HELP = "watch for the announcement that this node leaves; then take a checkpoint, and drain the node"
 _WITHIN_S, _LARGEST, _NOT_FOUND = 3.0, 1 << 20, 404
-_CTL = "import sys; from _ddp_launch_entry import ddpctl; sys.exit(ddpctl())"
 _METADATA = "http://169.254.169.254"
 _URLS = {
     "ec2": f"{_METADATA}/latest/meta-data/spot/instance-action",
@@ -66,6 +65,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
     if unknown := [each for each in sources if not _is_known(each)]:
         _say(with_code(f"{unknown[0]!r} is not a source. Use a name, a URL or a path", Code.INVALID_VALUE))
         return INVALID_USAGE
+    # Loaded before the announcement, not after it: `ctl` itself imports it late.
+    import rendezvous.control.ctl_calls  # noqa: F401
+
     watch = DepartureWatch(sources, arguments.lead, os.environ)
     while (departure := watch.look(time.time())) is None:
         time.sleep(arguments.every)
@@ -189,8 +191,10 @@ def _job_and_node(arguments: argparse.Namespace) -> list[str]:
 
 
 def _ctl(arguments: argparse.Namespace, *words: str) -> int:
+    from rendezvous.control import ctl  # it imports this module
+
     where = ["--rendezvous", arguments.rendezvous] if arguments.rendezvous else []
-    return subprocess.run([sys.executable, "-c", _CTL, *where, *words], check=False).returncode
+    return ctl.main([*where, *words])
 
 
 def _say(text: str) -> None:

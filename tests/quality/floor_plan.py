@@ -181,7 +181,7 @@ WINGS_NEED = {
     ),
     "torchrun": needs("rendezvous.client rendezvous.values", "torch"),
     "departures": needs(
-        "rendezvous.values.contracts rendezvous.values.error_codes rendezvous.values.late_dataclass"
+        "rendezvous.control rendezvous.values.contracts rendezvous.values.error_codes rendezvous.values.late_dataclass"
     ),
     "callers": needs("launcher.cli launcher.settings.arguments rendezvous.values.error_codes", "torch"),
     "replay": needs(
