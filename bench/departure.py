@@ -112,7 +112,8 @@ def main() -> None:
             file=sys.stderr,
             flush=True,
         )
-    text = f"{table(stood, repeated)}\n\nRounds: {options.rounds}, {failed} runs without a figure. Machine: {machine_line}."
+    runs = f"Rounds: {options.rounds}, {failed} runs without a figure. Machine: {machine_line}."
+    text = f"{table(stood, repeated)}\n\n{runs}"
     publish("departure", text, {"machine": machine_line, "stood": stood, "repeated": repeated}, options)
 
 
