@@ -61,11 +61,6 @@ def test_every_command_is_somebodys() -> None:
         assert ours or (of_a_cluster and played), command
 
 
-def test_there_are_ten() -> None:
-    (production,) = [block for block in blocks() if "overlays/production" in block[0]]
-    assert len(production) == 10
-
-
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"deploy/[\w./-]*\w", PAGE.read_text()))))
 def test_every_file_that_is_named_is_there(path: str) -> None:
     assert (_ROOT / path).exists()

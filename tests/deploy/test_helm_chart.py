@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import re
 from typing import Any
 
 import charts
@@ -91,15 +89,6 @@ def test_the_chart_makes_what_the_overlay_is(overlay: str, values: dict[str, Any
     assert ours.keys() == theirs.keys()
     for name, found in ours.items():
         assert found == theirs[name], name
-
-
-def test_the_comparison_finds_a_difference() -> None:
-    objects = charts.rendered(PRODUCTION)
-    changed = copy.deepcopy(objects)
-    pod(changed)["spec"]["containers"][0]["env"].reverse()
-    assert charts.comparable(changed) == charts.comparable(objects)
-    pod(changed)["spec"]["containers"][0]["env"][0]["value"] = "other"
-    assert charts.comparable(changed) != charts.comparable(objects)
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
@@ -239,33 +228,8 @@ def test_nonsense_is_refused_in_words(values: dict[str, Any], words: str) -> Non
     assert words in str(caught.value)
 
 
-def test_the_chart_is_of_the_version_that_is_released() -> None:
-    changes = (charts.DEPLOY.parent / "CHANGELOG.md").read_text()
-    found = re.search(r"^## (\d\S+) ", changes, re.MULTILINE)
-    assert found is not None
-    released = found[1]
-    said = charts.values_of("Chart.yaml")
-    assert (said["version"], said["appVersion"]) == (released, released)
-
-
 def test_helm_finds_no_fault() -> None:
     for values in (PRODUCTION, DEV):
         report = helm.lint(charts.CHART, values, strict=True, namespace="ddp-rendezvous")
         assert [each for each in report["messages"] if each["severity"] >= 2] == []
         assert not report["errors"]
-
-
-@pytest.mark.parametrize(("values", "warned"), [(PRODUCTION, False), (DEV, True)])
-def test_notes_say_what_comes_next(values: dict[str, Any], warned: bool) -> None:
-    from helm_python import Chart
-
-    with Chart.load(charts.CHART) as chart:
-        (notes,) = (
-            text
-            for name, text in chart.render(values, namespace="here").items()
-            if name.endswith("NOTES.txt")
-        )
-    assert "ddp-rendezvous.here.svc:29400" in notes
-    assert "kubectl label namespace training ddp-launch/jobs=allowed" in notes
-    assert ("WARNING: insecure" in notes) == warned
-    assert ("token-keys" in notes) == (not warned)

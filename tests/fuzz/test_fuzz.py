@@ -18,7 +18,6 @@ from random import Random
 import pytest
 from fuzz import CORPUS, corpus_of
 from lives import AGENTS, changed, cut_up
-from reach import smallest
 from targets import TARGETS
 
 from rendezvous.codec import read_from_agent
@@ -34,27 +33,6 @@ LONG_RUNS = {"agent_message": 2_000_000, "to_agent": 2_000_000, "job": 15_000}
 CORPUS_BYTES = 300_000
 
 GUIDED = pytest.mark.skipif(find_spec("atheris") is None, reason="there is no atheris for this machine")
-
-# A target that breaks on what only somebody finds who looks which bytes get further.
-BROKEN = """
-import sys, tempfile
-sys.path[:0] = {here!r}
-import fuzz
-from targets import Target
-
-def feed(data):
-    if data[:1] == b"d" and data[1:2] == b"d" and data[2:3] == b"p":
-        raise IndexError("the planted one")
-
-fuzz.FOUND = fuzz.Path({found!r})
-guided = {guided}
-if guided:
-    import atheris
-    feed = atheris.instrument_func(feed)
-target = Target("planted", feed, (KeyError,), (b"d",) if guided else (b"ddq",))
-with tempfile.TemporaryDirectory() as folder:
-    sys.exit(fuzz.explore(target, folder, ["-runs=300000", "-seed=1"], guided=guided))
-"""
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -92,16 +70,6 @@ def test_a_long_run_over_the_wire_finds_nothing(name: str) -> None:
     assert run([name], LONG_RUNS[name]) == [name]
 
 
-@pytest.mark.parametrize("guided", [False, pytest.param(True, marks=GUIDED)])
-def test_a_run_finds_what_is_wrong_and_keeps_it(guided: bool, tmp_path: Path) -> None:
-    program = BROKEN.format(here=[str(HERE), str(HERE.parent / "shell")], found=str(tmp_path), guided=guided)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=MOST_S)
-    assert done.returncode == 77, done.stdout + done.stderr
-    assert "IndexError: the planted one" in done.stdout
-    (found,) = (tmp_path / "planted").iterdir()
-    assert found.read_bytes().startswith(b"ddp")
-
-
 def test_a_life_that_is_changed_is_another_and_is_understood() -> None:
     lives = TARGETS["job"].seeds
     made = [changed(life, Random(seed)) for life in lives for seed in range(20)]
@@ -111,13 +79,6 @@ def test_a_life_that_is_changed_is_another_and_is_understood() -> None:
         for choice, message in cut_up(life):
             if message:
                 read_from_agent(message, AGENTS[choice & 3])
-
-
-def test_what_reaches_nothing_new_is_not_kept() -> None:
-    token = TARGETS["token"]
-    there, new = [b"a"], [b"x.y.z", b"b", b"k.y.z", b"u.v.wwww"]
-    assert smallest(token, there, new) == [b"k.y.z", b"x.y.z"]
-    assert smallest(token, [*there, *new], [b"q", b"r.s.t"]) == []
 
 
 def test_a_corpus_is_small_and_belongs_to_a_target() -> None:

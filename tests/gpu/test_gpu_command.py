@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from pathlib import Path
 
 import gpu_command
 import gpu_docs
-import gpu_machine
 import gpu_page
 import gpu_parts
 import gpu_results
 import pytest
 from gpu_parts import PARTS, Part
-from gpu_results import Outcome, PartResult, Results, WrongResults
+from gpu_results import Outcome, PartResult, Results
 
 import ddp
 
@@ -49,29 +47,6 @@ def test_the_parts_fit_into_their_time() -> None:
     assert kinds == sorted(kinds), "tests, faults, benchmarks, in this order"
 
 
-def test_parts_are_chosen_by_name_or_beginning() -> None:
-    assert gpu_parts.chosen([]) == [part.name for part in PARTS]
-    assert gpu_parts.chosen(["restart", "machine"]) == ["machine", "restart"]
-    assert len(gpu_parts.chosen(["fault-"])) == sum(part.name.startswith("fault-") for part in PARTS)
-    with pytest.raises(gpu_parts.NoSuchPart, match="there is no part 'coffee'"):
-        gpu_parts.chosen(["coffee"])
-
-
-def test_parts_that_need_to_know_how_ranks_share_a_card_ask_first() -> None:
-    assert gpu_parts.with_what_they_need(["restart"], ()) == ["sharing", "restart"]
-    assert gpu_parts.with_what_they_need(["restart"], ("machine", "sharing")) == ["restart"]
-    assert gpu_parts.with_what_they_need(["machine"], ()) == ["machine"]
-    everything = gpu_parts.chosen([])
-    assert gpu_parts.with_what_they_need(everything, ()) == everything
-
-
-def test_a_part_begins_only_if_its_usual_time_is_left() -> None:
-    part = Part("p", "", "", usual_s=20, limit_s=60)
-    assert gpu_parts.allowance_s(part, 19) is None
-    assert gpu_parts.allowance_s(part, 30) == 30
-    assert gpu_parts.allowance_s(part, 500) == 60
-
-
 def test_without_a_gpu_it_says_what_it_would_do(tmp_path: Path) -> None:
     done = command(folder=tmp_path / "results")
     if "sees no GPU" not in done.stdout:
@@ -96,17 +71,6 @@ def test_the_tests_that_need_a_gpu_use_names_that_exist() -> None:
                 assert hasattr(ours[node.value.id], node.attr), f"{path.name}: {ast.unparse(node)}"
 
 
-def test_make_uses_the_interpreter_that_is_named() -> None:
-    def planned(*words: str) -> str:
-        outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # of the `make test` that runs this
-        env = {name: value for name, value in os.environ.items() if name not in outer}
-        command = ["make", "--no-print-directory", "-n", "gpu", *words]
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout
-
-    assert planned("PYTHON=python3", "PARTS=launch").startswith("python3 bench/gpu/gpu_command.py launch ")
-    assert planned().startswith((".venv/bin/python ", "python3 "))
-
-
 # --- a run, with parts of our own --------------------------------------------------------------------
 
 REPORTS = """
@@ -126,12 +90,6 @@ def played(folder: Path, part: Part) -> PartResult:
     options = argparse.Namespace(rehearse="cpu", results=folder, budget=100.0, again=False)
     run = gpu_command.Run(options, dict(os.environ), Results(MACHINE, True))
     return run._played(part, part.limit_s)
-
-
-def test_what_a_part_reports_last_of_a_row_is_kept(tmp_path: Path) -> None:
-    result = played(tmp_path, part_of(tmp_path, REPORTS))
-    assert result.outcome is Outcome.DONE
-    assert [each["values"] for each in result.findings] == [[1.0, 2.0]]
 
 
 def test_a_part_that_breaks_keeps_its_figures_and_says_why(tmp_path: Path) -> None:
@@ -159,19 +117,6 @@ def test_a_part_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
     assert not child.exists() or " Z " in (child / "stat").read_text()
 
 
-def test_a_part_that_cannot_run_here_is_not_a_failure(tmp_path: Path) -> None:
-    result = played(
-        tmp_path, part_of(tmp_path, "    import gpu_part\n    gpu_part.not_run('one GPU only')\n")
-    )
-    assert (result.outcome, result.why) == (Outcome.NOT_RUN, "one GPU only")
-
-
-def test_a_check_that_fails_is_a_failure(tmp_path: Path) -> None:
-    source = "    import gpu_part\n    gpu_part.found('check', name='sums', ok=False, detail='3 is not 4')\n"
-    result = played(tmp_path, part_of(tmp_path, source))
-    assert (result.outcome, result.why) == (Outcome.FAILED, "failed: sums")
-
-
 # --- going on ----------------------------------------------------------------------------------------
 
 
@@ -188,44 +133,6 @@ def test_the_next_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     again = gpu_results.read(path)
     assert again == results
     assert gpu_results.left_in_order(["a", "b", "c", "d", "e"], again) == ["e", "a"]
-
-
-def test_a_second_attempt_that_finds_less_replaces_nothing() -> None:
-    first = PartResult(Outcome.LATE, findings=[{"kind": "check"}, {"kind": "check"}])
-    worse = PartResult(Outcome.FAILED, findings=[{"kind": "check"}]).after(first)
-    assert (len(worse.findings), worse.outcome, worse.attempts) == (2, Outcome.LATE, 2)
-    better = PartResult(Outcome.DONE, findings=[{"kind": "check"}]).after(first)
-    assert (len(better.findings), better.outcome, better.attempts) == (1, Outcome.DONE, 2)
-
-
-def test_results_of_another_machine_or_format_are_not_continued(tmp_path: Path) -> None:
-    options = argparse.Namespace(results=tmp_path, rehearse=None)
-    path = tmp_path / "gpu.json"
-    gpu_results.write(path, Results(MACHINE | {"torch": "2.10"}))
-    with pytest.raises(WrongResults, match="another machine or release"):
-        gpu_command.earlier(options, MACHINE)
-    path.write_text(json.dumps({"format": 99}))
-    with pytest.raises(WrongResults, match="format is 99"):
-        gpu_command.earlier(options, MACHINE)
-    path.write_text("nonsense")
-    with pytest.raises(WrongResults, match="not a file of results"):
-        gpu_command.earlier(options, MACHINE)
-
-
-def test_a_library_that_is_not_nccl_is_refused(tmp_path: Path) -> None:
-    empty = tmp_path / "libnccl.so.2"
-    empty.touch()
-    for place, says in ((tmp_path, "is not an NCCL library"), (tmp_path / "nowhere", "there is no libnccl")):
-        done = command("--libnccl", str(place), "machine", "--rehearse", "cpu", folder=tmp_path / "results")
-        assert done.returncode == 2
-        assert says in done.stderr
-
-
-def test_an_nccl_that_torch_does_not_use_is_refused() -> None:
-    library = Path("libnccl.so.2")
-    gpu_machine.check_preloaded({"nccl": "2.30.7"}, library, "2.30.7")
-    with pytest.raises(gpu_machine.CannotAsk, match=r"torch uses 2\.28\.9 NCCL, although .* is preloaded"):
-        gpu_machine.check_preloaded({"nccl": "2.28.9"}, library, "2.30.7")
 
 
 # --- what is shown -----------------------------------------------------------------------------------
@@ -248,31 +155,6 @@ def test_the_sample_becomes_tables_with_all_its_rows() -> None:
     for row in results.findings("fault"):
         assert f"| `{row['name']}` |" in shown
     assert f"{len(results.findings('fault'))} cases: " in shown
-
-
-def test_ratios_and_targets_of_a_row() -> None:
-    row = {"kind": "comparison", "table": "launch", "name": "n", "unit": "s", "target": 0.5}
-    met = gpu_page._comparison(row | {"theirs": [2.0, 4.0, 2.0], "ours": [0.8, 1.2, 1.0]})
-    assert met == "| n | 2.000 s | 1.000 s | 0.400 (0.300 .. 0.500) | <= 0.5 | met |"
-    assert gpu_page._comparison(row | {"theirs": [1.0], "ours": [1.0]}).endswith("| <= 0.5 | not met |")
-    assert gpu_page._comparison(row | {"theirs": [], "ours": []}).endswith("| - | <= 0.5 | no figure |")
-    figure = {"name": "n", "unit": "us", "values": [4.0, 2.0, 2.5], "limit": 3.0}
-    assert gpu_page._figure(figure) == "| n |  | 2.500 us |  | <= 3 us | met |"
-
-
-def test_parts_without_figures_are_named_with_the_reason() -> None:
-    results = Results(MACHINE | {"processor": "a CPU", "cpus": 8})
-    results.parts["launch"] = PartResult(Outcome.NOT_RUN, why="no GPU")
-    results.parts["fault-killed"] = PartResult(Outcome.FAILED, why="line 1\nline | 2")
-    assert "- `launch`: not run: no GPU\n- `first-step`: not reached" in gpu_page.performance(results)
-    assert "- `fault-killed`: failed: line 1 line / 2" in gpu_page.faults(results)
-    assert "Not measured yet." in gpu_page.faults(results)
-
-
-def test_a_wrong_verdict_is_counted() -> None:
-    results = sample()
-    results.findings("fault")[0]["correct"] = "no: wrong rank"
-    assert ", 1 wrong. Target: 0 wrong." in gpu_page.faults(results)
 
 
 def test_the_pages_have_a_place_for_it_and_a_rehearsal_does_not_get_there() -> None:

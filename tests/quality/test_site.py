@@ -41,13 +41,6 @@ def test_the_navigation_has_every_page() -> None:
     assert links.unlisted(SETTINGS["nav"], {"new.md", "decisions/9.md"}) == {"new.md"}
 
 
-def test_what_make_test_runs_builds_the_site_strictly() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert "\ntest-steps: lint types quick site processes\n" in makefile
-    assert "mkdocs build --quiet --strict" in makefile
-    assert set(SETTINGS["validation"]["links"].values()) == {"warn"}
-
-
 def test_links_that_leave_the_folder_lead_to_pages_of_the_site() -> None:
     text = "[a](../examples/demo.py) [b](ddp.md#x) [c](../README.md) [d](decisions) [e](nowhere.md)"
     text += "\n```\n[f](../README.md)\n```"
@@ -59,11 +52,6 @@ def test_links_that_leave_the_folder_lead_to_pages_of_the_site() -> None:
     assert set(links.targets(text, "docs/logs.md")) == {
         "examples/demo.py", "docs/ddp.md", "README.md", "docs/decisions",
     }  # fmt: skip
-
-
-def test_lists_and_tables_are_laid_out_as_the_site_reads_them() -> None:
-    text = "- a\n  - b\n<!-- begin -->\n| c |\n"
-    assert links.adapted(text, "docs/logs.md", "logs.md") == "- a\n    - b\n<!-- begin -->\n\n| c |\n"
 
 
 @pytest.mark.parametrize(
@@ -82,10 +70,6 @@ def test_what_a_reader_should_not_get_is_seen(tmp_path, name: str, text: str, wo
     assert check.main(tmp_path) == 0
     (tmp_path / name).write_text(text)
     assert [words in each for each in check.faults(tmp_path)] == [True]
-
-
-def test_a_site_without_pages_is_a_fault(tmp_path) -> None:
-    assert check.main(tmp_path) == 1
 
 
 def test_pages_that_are_made_from_the_code(tmp_path) -> None:

@@ -44,23 +44,6 @@ def test_the_lock_names_no_place() -> None:
         assert "-index" not in path.read_text(), path
 
 
-def test_a_file_reads_as_it_was_written() -> None:
-    for pins in FILES.values():
-        assert lock.read(lock.written("What", pins)) == pins
-
-
-def test_a_version_is_kept_for_machines_of_ours_only() -> None:
-    text = """a==1 ; sys_platform == 'win32' --hash=sha256:0
-b==1 ; sys_platform == 'linux' --hash=sha256:0
-c==1 ; python_full_version < '3.12' --hash=sha256:0
-"""
-    kept = lock.for_our_machines(lock.read(text))
-    assert {(pin.name, pin.marker) for pin in kept.values()} == {
-        ("b", ""),
-        ("c", "python_full_version < '3.12'"),
-    }
-
-
 # --- bills of materials --------------------------------------------------------------------------------
 
 
@@ -98,40 +81,12 @@ def test_a_pin_that_leaves_room_is_seen(changes: dict[str, object]) -> None:
     assert len(audit.unpinned(with_pin(**changes))) == 1
 
 
-def test_an_image_with_other_versions_is_seen() -> None:
-    service = str(lock.SERVICE.relative_to(ROOT))
-    (key, pin), *_ = FILES[service].items()
-    other = FILES | {service: {key: replace(pin, hashes=pin.hashes[:1])}}
-    assert audit.differing(other) == [f"{service}: {pin.name} {pin.version} is not what the lock has"]
-
-
-def test_what_the_project_asks_for_and_the_lock_lacks_is_seen() -> None:
-    asked = audit.project()
-    newer = {**asked, "build-system": {"requires": ["setuptools>=9999", "flit"]}}
-    assert [words.split(" is ")[0] for words in audit.uncovered(FILES, newer)] == [
-        "pyproject.toml: setuptools>=9999",
-        "pyproject.toml: flit",
-    ]
-
-
 @pytest.mark.parametrize(
     "line",
     ["RUN pip install grpcio", "RUN true \\\n && python3 -m pip download -r a.txt", "FROM python:3.13"],
 )
 def test_an_image_that_installs_what_nobody_locked_is_seen(line: str) -> None:
     assert audit.images_unlocked({"Dockerfile": f"FROM ${{BASE}}\n{line}\n"})
-
-
-def test_a_licence_that_is_unknown_not_allowed_or_another_is_seen() -> None:
-    agreed = audit.policy()
-    stranger = audit.licences_unknown(with_pin(name="stranger"), agreed)
-    assert stranger == [f"{INSTALL}: stranger: its licence is not in policy.toml"]
-    shipped = agreed["licences"]["shipped"] | {"grpcio": "GPL-3.0-only"}
-    other = {**agreed, "licences": {**agreed["licences"], "shipped": shipped}}
-    assert any(
-        "grpcio: GPL-3.0-only is not allowed" in words for words in audit.licences_unknown(FILES, other)
-    )
-    assert any("grpcio: it says Apache-2.0" in words for words in audit.licences_unknown(FILES, other))
 
 
 # --- advisories ------------------------------------------------------------------------------------------------
@@ -170,13 +125,6 @@ GRPCIO = lock.Pin("grpcio", "1.85.1", "", ())
 def test_a_record_is_about_the_versions_that_it_says(affected: dict[str, object], concerned: bool) -> None:
     found = advisories.about([record(**affected)], [GRPCIO], set())
     assert found == (["grpcio 1.85.1: OSV-1: bad"] if concerned else [])
-
-
-def test_records_that_are_withdrawn_accepted_or_about_others_are_passed_over() -> None:
-    bad = record(versions=["1.85.1"])
-    assert advisories.about([bad | {"withdrawn": "2026-01-01"}], [GRPCIO], set()) == []
-    assert advisories.about([bad], [GRPCIO], {"CVE-1"}) == []
-    assert advisories.about([record("protobuf", versions=["1.85.1"])], [GRPCIO], set()) == []
 
 
 def test_an_audit_tells_findings_from_not_having_asked(

@@ -123,7 +123,7 @@ def test_two_specs_that_disagree_are_told_the_field_and_both_values(service: Ser
 
 
 def test_a_running_job_outlives_a_service_that_is_told_to_end(tmp_path: Path) -> None:
-    """A service that is killed: test_service_phases.py."""
+    """A service that is killed in each phase of a job is played by tests/sim."""
     store = ("--store", f"file:{tmp_path}/jobs")
 
     async def story() -> None:
