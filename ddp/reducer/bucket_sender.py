@@ -105,7 +105,7 @@ class BucketSender:
         self._consumed = True
 
     def set_shared(self) -> None:
-        """Do not average in place: another reducer averages the same gradients."""
+        """Do not average in place: another reducer, or the script, uses the same gradients in the backward."""
         self._shared = True
         for bucket in self.buckets:
             if isinstance(bucket, InPlaceBucket):
@@ -547,14 +547,15 @@ class InPlaceBucket:
     """Averages each gradient where it is."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], *, copies: bool) -> None:
-        """`copies`: another reducer averages the same gradients in the same backward."""
+        """`copies`: something else uses the same gradients in the same backward."""
         self.parameters = list(parameters)
         self.copies = copies
         self.unused: Collection[int] = ()  # members whose gradients are kept if no rank has used them
-        self.payload: list[torch.Tensor] = []
+        self.payload: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}
 
     def gather(self, start: int, end: int, scale: float | None) -> None:
+        self.payload = self.payload or [None] * len(self.parameters)
         for i in range(start, end):
             parameter = self.parameters[i]
             grad = parameter.grad
@@ -567,7 +568,7 @@ class InPlaceBucket:
                 self._copied[i] = tensor
             if scale is not None:
                 tensor.mul_(scale)
-            self.payload.append(_as_flat(tensor))
+            self.payload[i] = _as_flat(tensor)
 
     def zeros(self) -> torch.Tensor:
         first = self.parameters[0]

@@ -265,14 +265,14 @@ class Chunk:
 
 
 def cut(plan: BucketPlan, parameters: Sequence[ParameterInfo], chunk_bytes: int) -> list[Chunk]:
-    """Cut each flat bucket into chunks of at least `chunk_bytes`, except for its last one."""
+    """Cut each flat bucket into chunks of at least `chunk_bytes`, except for its last one. 0: one by one."""
     chunks = []
     for number, bucket in enumerate(plan.buckets):
         start, filled = 0, 0
         for i, member in enumerate(bucket.members):
             filled += parameters[member].nbytes
             last = i + 1 == len(bucket.members)
-            if last or (filled >= chunk_bytes and bucket.kind is Kind.FLAT):
+            if last or not chunk_bytes or (filled >= chunk_bytes and bucket.kind is Kind.FLAT):
                 chunks.append(Chunk(number, start, i + 1, bucket.members[start : i + 1]))
                 start, filled = i + 1, 0
     return chunks

@@ -24,7 +24,7 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import repeat
+from itertools import chain, repeat
 from operator import and_, attrgetter, is_not
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ddp")
 _living: weakref.WeakSet[Reducer] = weakref.WeakSet()
+_hooks_of, _hooks_after = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+_hooks_of_all_modules = [torch_api.get(each) for each in torch_names.HOOKS_OF_ALL_MODULES]
 
 
 # --- hooks: a gradient has been added to `.grad` ---------------------------------------------------
@@ -69,7 +71,7 @@ _engine = torch_api.get(torch_names.ENGINE)
 class GradientHooks:
     """The hooks of one reducer, one on each parameter."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], arrivals: Arrivals) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], arrivals: PythonArrivals) -> None:
         self._handles: list[Any] = []  # first: it is deleted too if a parameter cannot have a hook
         # Keep the nodes alive: a node lives only while it is referenced, and its hooks are lost with it.
         self.accumulators = [accumulator(parameter) for parameter in parameters]
@@ -136,47 +138,8 @@ def weakly_with(method: Any) -> Callable[..., None]:
 ANY_NUMBER = 0x7FFFFFFE
 
 
-class Arrivals(Protocol):
-    """Counts the gradients of a step."""
-
-    def hook(self, index: int, parameter: Any) -> Callable[..., None]:
-        """Return the hook of a parameter."""
-        ...
-
-    def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int, exact: bool) -> None:
-        """Set how often the gradient of each parameter arrives in a step, and its chunk. Disarm the counter.
-
-        `exact`: also while it is not armed, count parameters as used only if they have a gradient.
-        """
-        ...
-
-    def arm(self) -> None:
-        """Count from zero."""
-        ...
-
-    def settle(self, indices: list[int]) -> list[int]:
-        """Do not wait for the gradients of these parameters. Return the chunks that are complete now."""
-        ...
-
-    def disarm(self) -> list[int]:
-        """Stop counting. Return the parameters in the order in which their last expected gradient arrived."""
-        ...
-
-    def left(self) -> list[int]:
-        """Return how many gradients of each parameter have not arrived."""
-        ...
-
-    def take_used(self) -> list[int]:
-        """Return 1 for each parameter with a gradient since the last call, armed or not."""
-        ...
-
-    def watch(self, wanted: bool) -> None:
-        """Set whether gradients are reported that arrive while the counter is not armed."""
-        ...
-
-
 class PythonArrivals:
-    """The counter in Python: used without the compiled one, and the tests compare both."""
+    """Counts the gradients of a step. It is used without the compiled counter, and the tests compare both."""
 
     def __init__(self, begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> None:
         self._calls = begin, chunk_complete, surplus, local
@@ -191,6 +154,7 @@ class PythonArrivals:
         self._used: list[int] = []
 
     def hook(self, index: int, parameter: Any) -> Callable[..., None]:
+        """Return the hook of a parameter."""
         begin, chunk_complete, surplus, local = self._calls
 
         def call(*_ignored: Any) -> None:
@@ -208,6 +172,7 @@ class PythonArrivals:
                 return
             if first:
                 begin(index)
+                self._begun = True  # it may have planned and armed anew
             arrived, chunk = self._count(index)
             if not arrived:
                 surplus(index)
@@ -234,6 +199,10 @@ class PythonArrivals:
             return True, None if self._waiting[chunk] else chunk
 
     def plan(self, expected: list[int], chunk_of: list[int], n_chunks: int, exact: bool) -> None:
+        """Set how often the gradient of each parameter arrives in a step, and its chunk. Disarm the counter.
+
+        `exact`: also while it is not armed, count parameters as used only if they have a gradient.
+        """
         with self._lock:
             self._exact = exact
             if len(self._used) != len(expected):
@@ -250,6 +219,7 @@ class PythonArrivals:
             self._armed, self._begun = True, False
 
     def settle(self, indices: Sequence[int]) -> list[int]:
+        """Do not wait for the gradients of these parameters. Return the chunks that are complete now."""
         complete = []
         with self._lock:
             for index in indices:
@@ -261,29 +231,33 @@ class PythonArrivals:
         return complete
 
     def disarm(self) -> list[int]:
+        """Stop counting. Return the parameters in the order in which their last expected gradient arrived."""
         with self._lock:
             self._armed = False
             return list(self._order)
 
     def left(self) -> list[int]:
+        """Return how many gradients of each parameter have not arrived."""
         return list(self._left)
 
     def take_used(self) -> list[int]:
+        """Return 1 for each parameter with a gradient since the last call, armed or not."""
         with self._lock:
             used, self._used = self._used, [0] * len(self._used)
             return used
 
     def watch(self, wanted: bool) -> None:
+        """Set whether gradients are reported that arrive while the counter is not armed."""
         self._watched = wanted
 
 
-def new_counter(begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> Arrivals:
+def new_counter(begin: Call, chunk_complete: Call, surplus: Call, local: Call) -> PythonArrivals:
     """Return a counter: the compiled one if it is installed."""
     try:
         kind = import_module("ddp.reducer._arrivals").Arrivals
     except ImportError:
         kind = PythonArrivals
-    counter: Arrivals = kind(begin, chunk_complete, surplus, local)
+    counter: PythonArrivals = kind(begin, chunk_complete, surplus, local)
     return counter
 
 
@@ -343,6 +317,8 @@ class Reducer:
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
         self.log: Callable[[], ReducerLogger | None] = lambda: None
         self.static_graph = False
+        self.module_hooks: list[dict[int, Any]] = []  # where modules register hooks of the backward
+        self._one_by_one = False
         self.limit = settings.limit
         self._said_local = settings.groups[0].size() == 1
         self.forget()
@@ -374,9 +350,11 @@ class Reducer:
 
     def _cut(self) -> None:
         """Cut the buckets into chunks, and tell the counter what to wait for."""
-        self.chunks = plan.cut(self.sender.plan, self.sender.facts, self.sender.costs.chunk)
-        chunk_of = [0] * len(self.parameters)
+        least = 0 if self._one_by_one else self.sender.costs.chunk
+        self.chunks = plan.cut(self.sender.plan, self.sender.facts, least)
+        chunk_of, self._waiting = [0] * len(self.parameters), [0] * len(self.sender.plan.buckets)
         for number, chunk in enumerate(self.chunks):
+            self._waiting[chunk.bucket] += 1
             for member in chunk.members:
                 chunk_of[member] = number
         expected = [1] * len(self.parameters)
@@ -442,10 +420,7 @@ class Reducer:
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """After a forward: average the gradients of the next backward."""
-        n = len(self.sender.plan.buckets)
-        self.step = step = Step([0] * n, [None] * n, context=current_context())
-        for chunk in self.chunks:
-            step.waiting[chunk.bucket] += 1
+        self.step = step = Step(list(self._waiting), [None] * len(self._waiting), context=current_context())
         if self.looks_for_unused:
             step.unused = self.graph.unused(outputs)
         elif self._expected is not None:
@@ -467,6 +442,12 @@ class Reducer:
             if step is None:
                 return
             step.begun = True
+            if not self._one_by_one and self._is_watched():
+                self._one_by_one = True
+                self.sender.set_shared()
+                self._cut()
+                step.waiting = list(self._waiting)
+                self.counter.arm()
             self.sender.unused = step.unused if self._used_at_first is None else self._unused_at_first
             if uses_rpc():
                 stored = is_stored_in_context(step.context, self.parameters[index])
@@ -474,6 +455,11 @@ class Reducer:
                 step.in_context = step.deferred = bool(stored)
             for chunk in self.counter.settle(sorted(step.unused)):
                 self._chunk_complete(chunk)
+
+    def _is_watched(self) -> bool:
+        """Whether hooks of the script may see or change gradients that have arrived: each is copied when it arrives."""
+        tensors = map(_hooks_of, self.parameters), map(_hooks_after, self.parameters)
+        return any(chain(_hooks_of_all_modules, self.module_hooks, *tensors))
 
     def _surplus(self, index: int) -> None:
         """Raise for a gradient after the last one that is expected."""

@@ -101,6 +101,10 @@ SYNC_STATES = Name(
     ("module", "process_group", "broadcast_bucket_size", "src", "params_and_buffers_to_ignore"),
 )
 FIRST_BUCKET = Name(_BINDINGS, "_DEFAULT_FIRST_BUCKET_BYTES", Use.READ, _REDUCER)
+HOOKS_OF_ALL_MODULES = (
+    Name("torch.nn.modules.module", "_global_backward_hooks", Use.READ, _REDUCER),
+    Name("torch.nn.modules.module", "_global_backward_pre_hooks", Use.READ, _REDUCER),
+)
 FUTURE = Name("torch._C", "Future", Use.READ, f"communication hooks, {_COLLECTIVES}")
 WITHOUT_OVERRIDES = Name("torch._C", "DisableTorchFunction", Use.CALLED, _COLLECTIVES)
 FOREACH_COPY = Name("torch", "_foreach_copy_", Use.CALLED, _REDUCER)
@@ -224,6 +228,9 @@ FULL_PRECISION, HOOK_OF_FORWARD = "_fp_param", "_ddp_mp_hook_state"
 ON_OBJECTS: dict[str, str] = {
     "_version": "torch.Tensor: counts changes in place",
     "_values": "torch.Tensor: the values of a sparse tensor that is not coalesced",
+    "_backward_hooks": "torch.Tensor and torch.nn.Module: hooks of the script",
+    "_backward_pre_hooks": "torch.nn.Module: hooks of the script",
+    "_post_accumulate_grad_hooks": "torch.Tensor: hooks of the script",
     "_buffers": "torch.nn.Module: its own buffers, without those of the modules below it",
     "_modules": "torch.nn.Module: the modules directly below it",
     "_cdata": "torch.UntypedStorage: the address of its C++ object",
@@ -269,6 +276,7 @@ NAMES: tuple[Name, ...] = (
         RECORD_OF_NCCL,
         PYTHON_REDUCER,
     ),
+    *HOOKS_OF_ALL_MODULES,
     *_OVERRIDDEN,
     *_INHERITED,
     *_SET_BY_INIT,

@@ -215,10 +215,12 @@ def _some(dice: random.Random, program: Program) -> Op:
 
 
 def _watch(dice: random.Random, program: Program) -> Op:
-    return {
-        **_some(dice, program),
-        "how": dice.choice(["see", "double", "after", "clear", "train", "module", "forward"]),
-    }
+    hows = ["see", "double", "after", "clear", "train", "module", "forward"]
+    # Otherwise torch's class lets a hook see gradients that it is sending.
+    apart = not program.options["gradient_as_bucket_view"] and not any(each.sparse for each in program.layers)
+    how = dice.choice([*hows, "others", "others", "layer, others"] if apart else hows)
+    act = {"act": dice.choice(["see", "scale", "drop"])} if "others" in how else {}
+    return {**_some(dice, program), "how": how, **act}
 
 
 def _join(dice: random.Random, program: Program) -> Op:

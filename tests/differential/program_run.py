@@ -275,8 +275,29 @@ class Run:
             if op["how"] in ("module", "forward"):
                 self._watch_layer(net.layers[i], op["how"], f"{name} of {i}")
                 continue
+            if op["how"] == "layer, others":
+                act = self._on_others(net, op["act"], name)
+                net.layers[i].register_full_backward_hook(lambda *_, act=act: act(None))
+                continue
             for j, parameter in enumerate(p for p in net.parameters_of(i) if p.requires_grad):
-                self._watch_parameter(parameter, op["how"], f"{name} of {i}.{j}")
+                if op["how"] == "others":
+                    parameter.register_post_accumulate_grad_hook(self._on_others(net, op["act"], name))
+                else:
+                    self._watch_parameter(parameter, op["how"], f"{name} of {i}.{j}")
+
+    def _on_others(self, net: Net, act: str, name: str) -> Callable[[torch.Tensor | None], None]:
+        """-> a hook that uses gradients that have arrived in this backward, or are to arrive."""
+
+        def hook(own: torch.Tensor | None) -> None:
+            for parameter in net.parameters():
+                if parameter is not own and parameter.grad is not None:
+                    self._note(name, parameter.grad)
+                    if act == "scale":
+                        parameter.grad.mul_(3)
+                    elif act == "drop":
+                        parameter.grad = None
+
+        return hook
 
     def _watch_layer(self, layer: nn.Module, how: str, name: str) -> None:
         if how == "module":

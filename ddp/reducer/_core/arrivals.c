@@ -66,7 +66,8 @@ static PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs) {
         PyObject *none = call(self->begin, index);
         if (!none) return NULL;
         Py_DECREF(none);
-        if (!self->armed) Py_RETURN_NONE;
+        if (!self->armed || index >= self->n_parameters) Py_RETURN_NONE;
+        self->begun = 1; /* it may have planned and armed anew */
     }
     if (self->left[index] <= 0) return call(self->surplus, index);
     int left = --self->left[index];

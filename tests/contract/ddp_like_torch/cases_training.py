@@ -311,3 +311,35 @@ def one_rank(trial: Trial, given: dict[str, Any]) -> None:
         square(model(trial.data(4, 8, step=step))).backward()
         observe(trial, f"step {step}", model, alike=False)
         optimizer.step()
+
+
+@case(
+    scale=("scale", "parameter", {}),
+    scale_tiny=("scale", "parameter", {"bucket_cap_mb": 0.0003}),
+    drop=("drop", "parameter", {}),
+    drop_layer=("drop", "layer", {"bucket_cap_mb": 0.0003}),
+    see=("see", "layer", {"find_unused_parameters": True}),
+    scale_static=("scale", "layer", {"static_graph": True}),
+)
+def hooks_that_use_the_gradients_of_others(trial: Trial, act: str, on: str, given: dict[str, Any]) -> None:
+    """torch's class takes each gradient when it arrives. What hooks see and change later has nothing to do with it."""
+    module = Mlp()
+    names = {parameter: name for name, parameter in module.named_parameters()}
+
+    def hook(own: torch.Tensor | None) -> None:
+        for parameter, name in names.items():
+            if parameter is own or parameter.grad is None:
+                continue
+            trial.note(f"seen {name}", parameter.grad.clone())
+            if act == "scale":
+                parameter.grad.mul_(3)
+            elif act == "drop":
+                parameter.grad = None
+
+    if on == "layer":
+        for layer in module.layers:
+            layer.register_full_backward_hook(lambda *_: hook(None))
+    else:
+        for parameter in names:
+            parameter.register_post_accumulate_grad_hook(hook)
+    train(trial, trial.wrap(module, **given), lambda step: trial.data(4, 8, step=step), set_to_none=False)
