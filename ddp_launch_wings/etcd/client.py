@@ -545,6 +545,9 @@ class Keys:
     def value(self, job_id: str, key: str) -> bytes:
         return self.all_values(job_id) + _quoted(key)
 
+    def all_marks(self, job_id: str) -> bytes:
+        return f"{self._root}/marks/".encode() + _quoted(job_id) + b"/"
+
 
 def name_in(key: bytes, prefix: bytes) -> str:
     """The job id, or the key of a script, that `key` contains after `prefix`."""
@@ -587,6 +590,10 @@ def version_is(key: bytes, revision: int) -> pb.Compare:
 def created_at(key: bytes, revision: int) -> pb.Compare:
     """Compare: the key was created at `revision` and exists since then; 0: the key does not exist."""
     return pb.Compare(target=pb.Compare.CREATE, result=pb.Compare.EQUAL, key=key, create_revision=revision)
+
+
+def exists(key: bytes) -> pb.Compare:
+    return pb.Compare(target=pb.Compare.CREATE, result=pb.Compare.GREATER, key=key, create_revision=0)
 
 
 def putting(key: bytes, value: bytes, lease: int = 0) -> pb.RequestOp:

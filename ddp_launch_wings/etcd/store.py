@@ -12,6 +12,7 @@ import asyncio
 import os
 import re
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
@@ -26,6 +27,7 @@ from ddp_launch_wings.etcd.client import (
     created_at,
     deleting,
     end_of,
+    exists,
     name_in,
     one,
     pages_of,
@@ -49,9 +51,10 @@ from rendezvous.store.protocol import (
     check_value,
 )
 from rendezvous.values.job_state import JobState
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ddp_launch_wings.etcd.owner import Claim
     from rendezvous.store.protocol import JobStore, Store, Values
@@ -103,13 +106,9 @@ class EtcdStore:
         """Delete the job, if this replica owns it or it has no owner."""
         claim = self.ownership.claim_of(job_id)
         owner, job = self._keys.owner(job_id), self._keys.job(job_id)
-        values = self._keys.all_values(job_id)
-        removal = [
-            deleting(job),
-            deleting(self._keys.base(job_id)),
-            deleting(values, end_of(values)),
-            deleting(owner),
-        ]
+        folders = self._keys.all_values(job_id), self._keys.all_marks(job_id)
+        removal = [deleting(job), deleting(self._keys.base(job_id)), deleting(owner)]
+        removal += [deleting(each, end_of(each)) for each in folders]
         no_other_owner = created_at(owner, claim.fence if claim is not None else 0)
         request = when([no_other_owner], removal, [reading(one(owner)), reading(one(job))])
         self.ownership.drop(job_id)
@@ -189,10 +188,21 @@ class EtcdJob:
 #
 # The values of scripts in etcd. Any replica can serve them: the owner of the job is not checked.
 #
+# A write takes effect once, also if its answer is lost and it is sent again. In the same transaction it moves a mark,
+# which must have the version that this writer has given it. Each write that is under way has a mark of its own. So a
+# transaction that arrives late, or twice, finds that the mark was moved. The marks of a job are removed with it.
+#
 # The limit on the number of keys is checked before a key is added, not in the same transaction. So concurrent writers
 # may exceed it slightly.
 
 _WRITE_ID_BYTES = 8
+
+
+@dataclass(slots=True)
+class _Mark:
+    key: bytes
+    version: int = 0
+    mine: bytes = b""  # the value of this write
 
 
 class EtcdValues:
@@ -201,6 +211,8 @@ class EtcdValues:
     def __init__(self, client: EtcdClient, keys: Keys, job_id: str) -> None:
         self._client, self._keys, self._job_id = client, keys, job_id
         self._all = keys.all_values(job_id)
+        self._writer, self._marks = os.urandom(8).hex(), 0
+        self._free: list[_Mark] = []
         self._notices = Notices()
         self._waiters = 0
         self._following: asyncio.Task[None] | None = None
@@ -211,34 +223,71 @@ class EtcdValues:
 
     async def put(self, key: str, data: bytes) -> int:
         """An existing key needs one transaction. For a new key, the keys are counted first."""
-        value = _with_write_id(key, data)
-        put = putting(self._key(key), value)
-        answer = await self._client.call(
-            TXN, when([created_at(self._key(key), 0)], [self._counting()], [put])
-        )
-        if answer.succeeded:
-            check_count(answer.responses[0].response_range.count)
-            answer = await self._client.call(TXN, when([], [put]))
-        return answer.header.revision
+        at, writes = self._key(key), [putting(self._key(key), _with_write_id(key, data))]
+        with self._marked() as mark:
+            version = await self._once(mark, [exists(at)], writes)
+            if version is None:
+                check_count(await self._count())
+                version = await self._once(mark, [], writes)
+        assert version is not None  # nobody else moves the mark
+        return version
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
-        value = _with_write_id(key, data)
-        at = self._key(key)
+        at, writes = self._key(key), [putting(self._key(key), _with_write_id(key, data))]
         if expected_version == 0:
-            count = await self._client.call(TXN, when([], [self._counting()]))
-            check_count(count.responses[0].response_range.count)
-        request = when([version_is(at, expected_version)], [putting(at, value)], [reading(one(at))])
-        answer = await self._client.call(TXN, request)
-        if answer.succeeded:
-            return answer.header.revision
-        held = answer.responses[0].response_range.kvs
-        if held and held[0].value[:_WRITE_ID_BYTES] == value[:_WRITE_ID_BYTES]:
-            return held[0].mod_revision
-        raise Conflict
+            check_count(await self._count())
+        with self._marked() as mark:
+            version = await self._once(mark, [version_is(at, expected_version)], writes)
+        if version is None:
+            raise Conflict
+        return version
 
     async def delete(self, key: str) -> bool:
-        answer = await self._client.call(TXN, when([], [deleting(self._key(key))]))
-        return answer.responses[0].response_delete_range.deleted > 0
+        with self._marked() as mark:
+            at = self._key(key)
+            return await self._once(mark, [exists(at)], [deleting(at)]) is not None
+
+    async def _once(
+        self, mark: _Mark, conditions: list[pb.Compare], writes: list[pb.RequestOp]
+    ) -> int | None:
+        """Write if the conditions hold, once. Returns the revision of the write; None if it had no effect."""
+        while True:
+            request = when(
+                [version_is(mark.key, mark.version), *conditions],
+                [*writes, putting(mark.key, mark.mine)],
+                [reading(one(mark.key))],
+            )
+            answer = await self._client.call(TXN, request)
+            if answer.succeeded:
+                mark.version = answer.header.revision
+                return mark.version
+            held = answer.responses[0].response_range.kvs
+            version = held[0].mod_revision if held else 0
+            if held and held[0].value == mark.mine:  # by an attempt whose answer was lost
+                mark.version = version
+                return version
+            if version == mark.version:
+                return None
+            mark.version = version  # moved by a write that was given up, or removed with the job
+
+    @contextmanager
+    def _marked(self) -> Iterator[_Mark]:
+        """A mark that no other write uses. If the write is given up, the next one with this mark ends its chance."""
+        if not self._free:
+            self._marks += 1
+            self._free.append(
+                _Mark(self._keys.all_marks(self._job_id) + f"{self._writer}-{self._marks}".encode())
+            )
+        mark = self._free.pop()
+        mark.mine = os.urandom(_WRITE_ID_BYTES)
+        try:
+            yield mark
+        finally:
+            self._free.append(mark)
+
+    async def _count(self) -> int:
+        whole = pb.RangeRequest(key=self._all, range_end=end_of(self._all), count_only=True)
+        return int((await self._client.call(RANGE, whole)).count)
 
     async def wait(self, key: str, after_version: int = 0) -> Value:
         async def read() -> Value | None:
@@ -261,9 +310,6 @@ class EtcdValues:
 
     def _key(self, key: str) -> bytes:
         return self._keys.value(self._job_id, key)
-
-    def _counting(self) -> pb.RequestOp:
-        return reading(pb.RangeRequest(key=self._all, range_end=end_of(self._all), count_only=True))
 
     def _follow(self) -> None:
         if self._following is None or self._following.done():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -20,6 +21,7 @@ from ddp_launch_wings.etcd.client import (
     Unreachable,
     pages_of,
     putting,
+    unavailable,
     when,
 )
 from ddp_launch_wings.etcd.owner import Changes, Follower, Snapshot
@@ -28,7 +30,7 @@ from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from etcd_cluster import EtcdCluster
@@ -181,6 +183,73 @@ def test_a_job_with_as_many_and_as_large_values_as_are_permitted_wakes_its_waite
             await asyncio.sleep(0)
             await values.put("new", b"again")
             assert (await later).data == b"again"
+        await store.close()
+
+    asyncio.run(check())
+
+
+class _Forgetful(Member):
+    """The answer to its transaction is lost, after which somebody does this; None: it arrives."""
+
+    meanwhile: list[Callable[[], Awaitable[object]] | None]
+
+    async def ask(self, method: Any, *arguments: Any) -> Any:
+        answer = await super().ask(method, *arguments)
+        if method is TXN and self.meanwhile and (happens := self.meanwhile.pop(0)) is not None:
+            await happens()
+            raise unavailable("the answer is lost")
+        return answer
+
+
+@pytest.mark.parametrize("ours", ["new", "put", "delete", "compare"])
+def test_a_write_whose_answer_is_lost_takes_effect_once(cluster: EtcdCluster, ours: str) -> None:
+    """Another client writes between the attempts, and its value stays."""
+
+    async def check() -> None:
+        store, other = [await open_store(cluster.url(ours), f"{name}:1") for name in ("here", "there")]
+        values, theirs = store.values("job"), other.values("job")
+        (member,) = store._client.members  # type: ignore[attr-defined]
+        member.__class__, member.meanwhile = _Forgetful, []
+        version = 0 if ours == "new" else await values.put("key", b"before")
+        change = partial(theirs.put, "key", b"theirs")
+        member.meanwhile = [
+            *([None] if ours == "new" else []),
+            change,
+            change,
+        ]  # a new key takes two transactions
+        if ours == "delete":
+            assert await values.delete("key")
+        elif ours == "compare":
+            assert await values.compare_and_put("key", b"ours", version) > version
+        else:
+            assert await values.put("key", b"ours") > version
+        assert not member.meanwhile
+        found = await theirs.get("key")
+        assert found is not None
+        assert found.data == b"theirs"
+        assert await values.put("key", b"later") > found.version
+        await store.close()
+        await other.close()
+
+    asyncio.run(check())
+
+
+def test_a_write_that_was_given_up_leaves_a_mark_that_is_used_again(cluster: EtcdCluster) -> None:
+    async def check() -> None:
+        store = await open_store(cluster.url("given-up"), "here:1")
+        values, client = store.values("job"), EtcdClient(Access((cluster.hosts,)))
+        for number in range(5):
+            await values.put("key", b"%d" % number)
+            giving_up = asyncio.create_task(values.put("key", b"given up"))
+            await asyncio.sleep(0.001 * number)
+            giving_up.cancel()
+            await asyncio.wait([giving_up])
+        assert await values.compare_and_put("key", b"last", await values.put("key", b"next"))
+        assert len((await pages_of(client, b"/given-up/marks/", keys_only=True))[1]) == 1
+        await store.delete("job")
+        assert not (await pages_of(client, b"/given-up/", keys_only=True))[1]
+        assert await values.put("key", b"of the next job of this name")
+        await client.close()
         await store.close()
 
     asyncio.run(check())
