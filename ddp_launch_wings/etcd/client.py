@@ -464,27 +464,23 @@ class EtcdClient:
                 self._token = answer.token
 
 
+_STATUS = grpc.StatusCode
+_REFUSALS = (
+    _STATUS.INVALID_ARGUMENT,
+    _STATUS.PERMISSION_DENIED,
+    _STATUS.UNIMPLEMENTED,
+    _STATUS.OUT_OF_RANGE,
+    _STATUS.FAILED_PRECONDITION,
+)
+
+
 def _reaction(error: grpc.aio.AioRpcError) -> _Reaction:
-    details = error.details() or ""
-    match error.code():
-        case grpc.StatusCode.UNAUTHENTICATED:
-            return _Reaction.SIGN_IN
-        case grpc.StatusCode.INVALID_ARGUMENT if (
-            "user name is empty" in details or "auth store is old" in details
-        ):
-            return _Reaction.SIGN_IN
-        case grpc.StatusCode.NOT_FOUND:
-            return _Reaction.NOT_FOUND
-        case (
-            grpc.StatusCode.INVALID_ARGUMENT
-            | grpc.StatusCode.PERMISSION_DENIED
-            | grpc.StatusCode.UNIMPLEMENTED
-            | grpc.StatusCode.OUT_OF_RANGE
-            | grpc.StatusCode.FAILED_PRECONDITION
-        ):
-            return _Reaction.REFUSED
-        case _:
-            return _Reaction.AGAIN
+    code, details = error.code(), error.details() or ""
+    if code is _STATUS.UNAUTHENTICATED or "user name is empty" in details or "auth store is old" in details:
+        return _Reaction.SIGN_IN
+    if code is _STATUS.NOT_FOUND:
+        return _Reaction.NOT_FOUND
+    return _Reaction.REFUSED if code in _REFUSALS else _Reaction.AGAIN
 
 
 def words(error: grpc.aio.AioRpcError) -> str:
@@ -514,6 +510,7 @@ async def _pause(rounds: int, give_up_at: float | None) -> None:
 #     PREFIX/bases/JOB            the snapshot that the packed state of a large job refers to
 #     PREFIX/owners/JOB           address of the replica that owns the job; deleted when that replica's lease ends
 #     PREFIX/values/JOB/KEY       the write id, followed by a value of a script
+#     PREFIX/marks/JOB/WRITER     the write id of the last write of a value by this writer
 #
 # Job ids and keys are percent-encoded, so a name cannot refer to another key. Keys and values contain no secrets.
 

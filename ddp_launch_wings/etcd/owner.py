@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -90,13 +90,8 @@ class EtcdOwnership:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The task ends early only because of a bug. Without it this replica does not notice who owns a job."""
-        if not task.cancelled() and task.exception() is not None:
-            _log.critical(
-                "internal error: the task '%s' has failed; restart this replica",
-                task.get_name(),
-                exc_info=task.exception(),
-            )
-            self._give_up(self._lease, "internal error of this replica")
+        if _has_failed(task):
+            self.give_up(self._lease, "internal error of this replica")
 
     # --- claims
 
@@ -111,7 +106,7 @@ class EtcdOwnership:
             try:
                 owner = await self._put_or_read(job_id, lease)
             except NotFound:
-                self._give_up(lease, "it has expired or was revoked")
+                self.give_up(lease, "it has expired or was revoked")
                 continue
             if owner is not None:
                 return owner
@@ -125,16 +120,14 @@ class EtcdOwnership:
         if not answer.succeeded:
             (found,) = answer.responses[0].response_range.kvs
             if found.lease != lease.id:
-                return Owner(self._other_owner(found.value), is_me=False, fence=found.create_revision)
+                address = found.value.decode()  # empty: of an earlier lease of this replica
+                other = "" if address == self._address else address
+                return Owner(other, is_me=False, fence=found.create_revision)
             fence = found.create_revision  # by an attempt whose answer was lost
         if self._lease is not lease:
             return None
         claim = self._claims[job_id] = Claim(job_id, lease.id, fence)
         return self._mine(claim)
-
-    def _other_owner(self, address: bytes) -> str:
-        """The address of another owner. Empty if the key is from an earlier lease of this replica."""
-        return "" if address.decode() == self._address else address.decode()
 
     def _mine(self, claim: Claim) -> Owner:
         return Owner(self._address, is_me=True, fence=claim.fence)
@@ -167,24 +160,20 @@ class EtcdOwnership:
             await self._news.wait()
         raise OwnershipLost(f"this replica no longer owns job {claim.job_id!r}")
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _remove_claim(self, job_id: str) -> Claim | None:
+    def drop(self, job_id: str) -> Claim | None:
         claim = self._claims.pop(job_id, None)
-        self._notify()
+        self.notify()
         return claim
 
     async def release(self, job_id: str) -> None:
-        claim = self._remove_claim(job_id)
+        claim = self.drop(job_id)
         if claim is not None:
             key = self._keys.owner(job_id)
             await self._client.call(TXN, when([created_at(key, claim.fence)], [deleting(key)]))
-
-    def drop(self, job_id: str) -> None:
-        """Drop the claim after its owner key was deleted together with the job."""
-        self._remove_claim(job_id)
 
     # --- the lease
 
@@ -192,25 +181,15 @@ class EtcdOwnership:
         self._lease = held
         self._leased.set()
 
-    def renewed(self) -> None:
-        self._notify()
-
-    def lease_ended(self, held: HeldLease, why: str) -> None:
-        self._give_up(held, why)
-
-    def _give_up(self, lease: HeldLease | None, why: str) -> None:
+    def give_up(self, lease: HeldLease | None, why: str) -> None:
         if lease is None or self._lease is not lease:
             return
         self._lease = None
         self._leased.clear()
         self._keeper.give_up(lease)
         claims, self._claims = self._claims, {}
-        self._notify()
-        _log.warning(
-            "lost the etcd lease: %s. Other replicas take over its %d jobs",
-            why,
-            len(claims),
-        )
+        self.notify()
+        _log.warning("lost the etcd lease: %s. Other replicas take over its %d jobs", why, len(claims))
         for job_id in claims:
             self._lost(job_id)
 
@@ -259,12 +238,20 @@ class EtcdOwnership:
         """Drop the claim: our owner key was removed, although our lease is valid."""
         claim = self._claims.get(job_id)
         if claim is not None and claim.fence < revision:
-            self._remove_claim(job_id)
+            self.drop(job_id)
             self._lost(job_id)
 
 
 def _ignore(job_id: str) -> None:
     pass
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    if task.cancelled() or task.exception() is None:
+        return False
+    words = "internal error: the task '%s' has failed; restart this replica"
+    _log.critical(words, task.get_name(), exc_info=task.exception())
+    return True
 
 
 # --- hold a lease at etcd, in a thread of its own ---------------------------------------------------
@@ -292,10 +279,7 @@ def _ignore(job_id: str) -> None:
 # expires, and a new leader extends leases by their full duration.
 
 HUNG_AFTER_S, STARVED_FOR_S = 5.0, 15.0
-_BLOCKED, _SPINNING = (
-    0.05,
-    0.9,
-)  # the shares of CPU time of a thread that waits for something else, or never ends
+_BLOCKED, _SPINNING = 0.05, 0.9  # the shares of CPU time of a thread that waits, or never ends
 _TTL_S = 2  # the least that etcd grants with its default election timeout
 _TURN_NOTED_EVERY_S = 0.25
 _RENEWALS = 4  # at once, one begun after the other ...
@@ -336,18 +320,10 @@ class HeldLease:
         return not self.is_over and self.proven.is_certain(clock())
 
 
-class Holder(Protocol):
-    """Learns in the loop of the service what becomes of the lease."""
-
-    def leased(self, held: HeldLease) -> None: ...
-    def renewed(self) -> None: ...
-    def lease_ended(self, held: HeldLease, why: str) -> None: ...
-
-
 class LeaseKeeper:
     """Holds one lease at a time. Create and close it in the loop of the service."""
 
-    def __init__(self, access: Access, holder: Holder) -> None:
+    def __init__(self, access: Access, holder: EtcdOwnership) -> None:
         self._client, self._holder = EtcdClient(access, MemberOfThread), holder
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -396,12 +372,7 @@ class LeaseKeeper:
         for task in (keeping, closing):
             task.cancel()
         await asyncio.wait([keeping, closing])
-        if not keeping.cancelled():
-            _log.critical(
-                "internal error: the task '%s' has failed; restart this replica",
-                keeping.get_name(),
-                exc_info=keeping.exception(),
-            )
+        _has_failed(keeping)
         if self._held is not None:
             await self._revoke(self._held, _REVOKE_WITHIN_S)
         await self._client.close()
@@ -441,7 +412,7 @@ class LeaseKeeper:
             raise
         finally:
             held.is_over = True
-            self._tell(self._holder.lease_ended, held, why)
+            self._tell(self._holder.give_up, held, why)
         await self._revoke(held)
 
     async def _renew(self, held: HeldLease) -> str:
@@ -459,7 +430,7 @@ class LeaseKeeper:
                 if renewed is None:
                     return "it expired"
                 held.proven = renewed
-                self._tell(self._holder.renewed)
+                self._tell(self._holder.notify)
             elif not held.is_certain() and not await self._most_members_answer():
                 return "no majority of etcd answered in time"
             pause_s = 0.0 if answer is None else held.proven.renewal_pause_s

@@ -187,15 +187,12 @@ class EtcdJob:
 # --- etcd values ------------------------------------------------------------------------------------
 #
 # The values of scripts in etcd. Any replica can serve them: the owner of the job is not checked.
-#
 # A write takes effect once, also if its answer is lost and it is sent again. In the same transaction it moves a mark,
 # which must have the version that this writer has given it. Each write that is under way has a mark of its own. So a
 # transaction that arrives late, or twice, finds that the mark was moved. The marks of a job are removed with it.
 #
 # The limit on the number of keys is checked before a key is added, not in the same transaction. So concurrent writers
 # may exceed it slightly.
-
-_WRITE_ID_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -219,11 +216,11 @@ class EtcdValues:
 
     async def get(self, key: str) -> Value | None:
         found = (await self._client.call(RANGE, one(self._key(key)))).kvs
-        return Value(found[0].value[_WRITE_ID_BYTES:], found[0].mod_revision) if found else None
+        return Value(found[0].value[WRITE_ID_BYTES:], found[0].mod_revision) if found else None
 
     async def put(self, key: str, data: bytes) -> int:
         """An existing key needs one transaction. For a new key, the keys are counted first."""
-        at, writes = self._key(key), [putting(self._key(key), _with_write_id(key, data))]
+        at, writes = self._key(key), self._putting(key, data)
         with self._marked() as mark:
             version = await self._once(mark, [exists(at)], writes)
             if version is None:
@@ -233,7 +230,7 @@ class EtcdValues:
         return version
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
-        at, writes = self._key(key), [putting(self._key(key), _with_write_id(key, data))]
+        at, writes = self._key(key), self._putting(key, data)
         if expected_version == 0:
             check_count(await self._count())
         with self._marked() as mark:
@@ -279,7 +276,7 @@ class EtcdValues:
                 _Mark(self._keys.all_marks(self._job_id) + f"{self._writer}-{self._marks}".encode())
             )
         mark = self._free.pop()
-        mark.mine = os.urandom(_WRITE_ID_BYTES)
+        mark.mine = os.urandom(WRITE_ID_BYTES)
         try:
             yield mark
         finally:
@@ -311,6 +308,11 @@ class EtcdValues:
     def _key(self, key: str) -> bytes:
         return self._keys.value(self._job_id, key)
 
+    def _putting(self, key: str, data: bytes) -> list[pb.RequestOp]:
+        check_key(key)
+        check_value(data)
+        return [putting(self._key(key), os.urandom(WRITE_ID_BYTES) + data)]
+
     def _follow(self) -> None:
         if self._following is None or self._following.done():
             follower = Follower(self._client, self._all, self._on_event, keys_only=True)
@@ -328,12 +330,6 @@ class EtcdValues:
             return
         for event in news.events:
             self._notices.announce(name_in(event.kv.key, self._all))
-
-
-def _with_write_id(key: str, data: bytes) -> bytes:
-    check_key(key)
-    check_value(data)
-    return os.urandom(_WRITE_ID_BYTES) + data
 
 
 # --- the URL ----------------------------------------------------------------------------------------
