@@ -23,7 +23,6 @@ from launcher.exchange import (
     AgentPhase,
     AgentStep,
     AskCheckpoint,
-    ChangeSources,
     CheckpointSignal,
     Finish,
     Grace,
@@ -31,12 +30,13 @@ from launcher.exchange import (
     InspectLast,
     InspectRanks,
     Isolated,
+    NodePrepared,
     OpenStore,
     PauseRanks,
+    PrepareNode,
     ReachStore,
     Send,
     SignalRanks,
-    StartFailed,
     StartGrace,
     StartRanks,
     StopRequested,
@@ -53,7 +53,7 @@ from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
 from launcher.stop_requests import ParentSignals, unless_stopped
 from launcher.template import messages
-from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Learned, Ready, Report
+from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Ready, Report
 from launcher.wiring import (
     JobKeeper,
     Parts,
@@ -186,30 +186,15 @@ class Agent:
             for action in actions:
                 if isinstance(action, Finish):
                     return action
-                if isinstance(action, ChangeSources):  # before the orders to the zygote that follow
-                    await self._change_sources(action.kept_from)
-                else:
-                    self._carry_out(action)
-
-    async def _change_sources(self, kept_from: int) -> None:
-        editions = self._parts.editions
-        if problem := await editions.change(kept_from):
-            self._shell.user_messages.say(problem)
-        elif kept_from:
-            self._shell.user_messages.say(
-                f"the ranks run the script as it was in generation {kept_from}, from copies: {editions.entry.target}"
-            )
-        self._ranks.entry = editions.entry
-        try:
-            await self._zygotes.use(editions.entry)
-        except OSError as error:
-            self._events.put_nowait(StartFailed(f"this node cannot start ranks: {error.strerror}"))
+                self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
         match action:
             case Send(message):
                 self._parts.time.before_sending(message)
                 self._parts.connection.session.send(self._completed(message))
+            case PrepareNode(assignment, frees_memory):
+                self._parts.tasks.begin(self._prepare(assignment, frees_memory))
             case OpenStore(generation):
                 self._zygotes.zygote.keep(
                     generation,
@@ -246,10 +231,13 @@ class Agent:
             case Sweep(generation, hurried, kept):
                 self._zygotes.sweep(generation, 0.0 if hurried else _DETACHED_S, kept)
 
+    async def _prepare(self, assignment: Assignment, frees_memory: bool) -> None:
+        await self._parts.before_restart.prepare(assignment, frees_memory=frees_memory)
+        self._events.put_nowait(NodePrepared(assignment.generation))
+
     def _start_ranks(self, assignment: Assignment, store: StoreAddress, kept: tuple[int, ...]) -> None:
         """Let parked ranks continue, and start the others."""
         self._parts.restarts.ranks_started(assignment.generation)
-        self._parts.editions.ranks_started(assignment)
         self._parts.question.withdraw()  # a request of an earlier generation
         self._zygotes.ranks_started()
         for move in self._ranks.carry_over(assignment, store, kept):
@@ -286,7 +274,6 @@ class Agent:
     async def _receive(self) -> None:
         while True:
             message = await self._parts.connection.session.receive()
-            await self._parts.before_restart.pass_on(message)
             self._events.put_nowait(message)
 
     def isolated(self, reason: str) -> None:
@@ -361,8 +348,6 @@ class Agent:
                 self._events.put_nowait(StoreLost(generation, words))
             case messages.Signalled(signum, local_rank):
                 self._parent_signals.sent(signum, local_rank)
-            case Learned():
-                self._zygotes.has_learned = True
             case Late(variables, file):
                 self._report_late_variables(variables, file)
             case messages.SweepDone(generation):

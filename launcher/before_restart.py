@@ -17,7 +17,6 @@ from launcher.machine import gpu_reading
 from launcher.machine.gpu_reading import memory_of
 from launcher.machine.gpu_state import GpuMemory, MemoryWait, next_wait, still_held
 from launcher.template.tree import process_stat
-from rendezvous.values.events import Assigned
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from launcher.joining.connect import ServiceConnection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.values.events import ToAgent
     from rendezvous.values.types import Assignment
 
 _CHECKS_S = 30.0
@@ -48,16 +46,11 @@ class BeforeRestart:
     ) -> None:
         self._spec, self._connection, self._node, self._say = spec, connection, node, say
         self._preflight, self._boundary = preflight, boundary
-        self._generation = 0  # the last one that was assigned to this node
 
-    async def pass_on(self, message: ToAgent) -> None:
-        """Return when the agent may handle this message."""
-        if not isinstance(message, Assigned) or message.assignment.generation <= self._generation:
-            return
-        mine, before = message.assignment, self._generation
-        self._generation = mine.generation
+    async def prepare(self, mine: Assignment, *, frees_memory: bool) -> None:
+        """Return when the ranks of this assignment can start on this node."""
         steps: list[Awaitable[None]] = []
-        if before and not mine.in_place and self._node.lowest_gpu_memory:
+        if frees_memory:
             waiting = self._wait_for_memory()
             steps.append(self._boundary.awaited("waiting for free GPU memory", waiting, None))
         if mine.check_first:

@@ -58,6 +58,18 @@ class StoreReached:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusFound:
+    """This node has GPUs whose memory can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePrepared:
+    """Ranks of this generation can start on this node; see launcher/before_restart.py."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankEnded:
     """If `cause` is None, the rank succeeded."""
 
@@ -203,6 +215,8 @@ class StartFailed:
 
 AgentEvent = (
     ToAgent
+    | GpusFound
+    | NodePrepared
     | StoreListens
     | StoreFailed
     | StoreLost
@@ -241,10 +255,11 @@ class OpenStore:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeSources:
-    """Start the next ranks with the script as it was when this generation started; 0: as it is now."""
+class PrepareNode:
+    """Before the ranks of this assignment start. `frees_memory`: wait for GPU memory of the ranks before."""
 
-    kept_from: int
+    assignment: Assignment
+    frees_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +360,7 @@ class Finish:
 
 Action = (
     Send
-    | ChangeSources
+    | PrepareNode
     | OpenStore
     | ReachStore
     | StartRanks
@@ -387,6 +402,8 @@ class Supervision:
     missed: int = -1  # the last generation that this node missed, and whose stop it has answered
     in_place: bool = False  # this stop pauses ranks where that is possible
     is_sweeping: bool = False  # all ranks are parked or have ended, in a stop in place
+    has_gpus: bool = False  # whose memory can be read
+    is_prepared: bool = True  # the ranks of this assignment can start on this node
     store_told: bool = False  # the other nodes have the address of this generation's store
     store: StoreAddress | None = None  # of this generation, after this agent has received its address
     checkpoint: Sentence = ""  # why the service requests a checkpoint from the ranks of this generation

@@ -8,7 +8,6 @@ import signal
 from typing import TYPE_CHECKING
 
 from launcher import ending_file
-from launcher.machine.gpu_reading import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
 from launcher.warm_pool import pooled_start
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
 def run_agent(spec: LaunchSpec) -> int:
     _fill_standard_streams()
-    unordered = order_gpus(os.environ) if spec.gpu_order == "nvlink" else ""
     starter = ZygoteStarter(spec)
-    for warning in filter(None, (unordered, *starter.binding.warnings)):
+    for warning in starter.binding.warnings:
         _print_message(f"warning: {warning}")
     pooled = pooled_start.take_zygote(spec, starter)
     tree.become_subreaper()  # after the pool: what is left for the next command must not be ours

@@ -21,25 +21,27 @@ a group; at least one effect of the group follows:
     RELEASE: AbortGroups PauseRanks InspectLast
     PARKED: >stopping SignalRanks StartGrace
     ALL: SignalRanks StartGrace
-    NEXT: >joining AgentStopped AgentJoined ChangeSources OpenStore
+    NEXT: >joining AgentStopped AgentJoined OpenStore PrepareNode
     ENDS: >done Finish
     FAILED: RankFailed RanksFinished
     GRACE: SignalRanks AbortGroups StartGrace
     HURRY: SignalRanks Sweep
-    PLACED: ChangeSources OpenStore
+    PLACED: OpenStore PrepareNode
 
   | event               | Joining                       | Running                        | Stopping                 |
   | ------------------- | ----------------------------- | ------------------------------ | ------------------------ |
   | Waiting             | PARKED                        | STOPS Sweep                    | -                        |
   | Refused             | ENDS AgentJoined PARKED       | STOPS Sweep                    | ALL noted                |
   | Assigned            | PLACED noted PARKED           | STOPS Sweep                    | ALL noted                |
-  | StoreAt             | STARTS ReachStore             | -                              | -                        |
+  | StoreAt             | STARTS ReachStore noted       | -                              | -                        |
   | CheckpointRequested | noted                         | AskCheckpoint noted            | -                        |
   | Examine             | Examined                      | Examined InspectRanks          | Examined                 |
   | Accused             | -                             | TakeStacks                     | -                        |
   | Notice              | -                             | -                              | -                        |
   | Stop                | PARKED AgentStopped Sweep     | STOPS RELEASE Sweep            | ALL noted                |
   | Ended               | ENDS PARKED                   | STOPS Sweep                    | ALL noted                |
+  | GpusFound           | noted                         | noted                          | noted                    |
+  | NodePrepared        | OpenStore ReachStore noted    | -                              | -                        |
   | StoreListens        | StoreOpened                   | -                              | -                        |
   | StoreFailed         | ENDS AgentLeft PARKED         | -                              | -                        |
   | StoreLost           | CANNOT                        | RankFailed                     | -                        |
@@ -93,12 +95,12 @@ from launcher.exchange import (
     AgentPhase,
     AskCheckpoint,
     CannotHeal,
-    ChangeSources,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
     ConditionMet,
     Finish,
+    GpusFound,
     Grace,
     GraceOver,
     Inspected,
@@ -106,8 +108,10 @@ from launcher.exchange import (
     InspectRanks,
     Isolated,
     LastInspected,
+    NodePrepared,
     OpenStore,
     PauseRanks,
+    PrepareNode,
     RankEnded,
     RankHeals,
     RankParked,
@@ -167,6 +171,8 @@ def step(state: Supervision, event: AgentEvent) -> Step:
     match event:
         case Assigned(assignment):
             return _assigned(state, assignment)
+        case GpusFound() | NodePrepared():
+            return _prepared(state, event)
         case StoreListens(generation, store):
             return _store_listens(state, generation, store)
         case StoreFailed(generation, reason):
@@ -233,15 +239,30 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         if state.phase is AgentPhase.RUNNING:
             return begin_stopping(state)
         return (state, ()) if state.in_place and assignment.in_place else stop_after_all(state)
-    is_other = (0 if state.assignment is None else state.assignment.edition) != assignment.edition
-    if state.live and (is_other or not (assignment.in_place and max(state.live) < assignment.nproc)):
+    if state.live and not (assignment.in_place and max(state.live) < assignment.nproc):
         return begin_stopping(replace(state, overtaken_by=assignment))
     missing = missing_ranks(state, assignment)
-    sources = _if(is_other, ChangeSources(assignment.kept_from))
+    frees_memory = state.has_gpus and state.assignment is not None and not assignment.in_place
+    is_prepared = not (frees_memory or assignment.check_first)
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
     state = replace(state, is_interrupted=False, is_hurried=False)
-    state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=())
-    return state, (*missing, *sources, *_if(assignment.node_rank == 0, OpenStore(assignment.generation)))
+    state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=(), is_prepared=is_prepared)
+    if not is_prepared:
+        return state, (*missing, PrepareNode(assignment, frees_memory))
+    return state, (*missing, *_if(assignment.node_rank == 0, OpenStore(assignment.generation)))
+
+
+def _prepared(state: Supervision, event: GpusFound | NodePrepared) -> Step:
+    """The address of the store may have arrived in the meantime."""
+    if isinstance(event, GpusFound):
+        return replace(state, has_gpus=True), ()
+    mine, store = state.assignment, state.store
+    if mine is None or state.is_prepared or not state.awaits_store(event.generation):
+        return state, ()
+    state = replace(state, is_prepared=True)
+    if mine.node_rank:
+        return state, (() if store is None else (ReachStore(mine, store),))
+    return state, (OpenStore(event.generation),)
 
 
 def _store_listens(state: Supervision, generation: int, store: StoreAddress) -> Step:
@@ -256,6 +277,8 @@ def _store_at(state: Supervision, generation: int, store: StoreAddress) -> Step:
     if mine is None or not state.awaits_store(generation) or state.store is not None:
         return state, ()
     state = replace(state, store=store)
+    if not state.is_prepared:
+        return state, ()
     if mine.node_rank == 0:  # the store runs on this node
         return _start(state, mine, store)
     return state, (ReachStore(mine, store),)
@@ -803,5 +826,5 @@ def _store_lost_with_zygote(state: Supervision, assignment: Assignment, event: Z
     if state.over:
         return state, ()
     if not state.store_told:
-        return state, (OpenStore(assignment.generation),)
+        return state, _if(state.is_prepared, OpenStore(assignment.generation))
     return cannot_start(state, assignment, event.reason, FailureClass.SIGNAL, event.exit_code)

@@ -26,6 +26,7 @@ from launcher.exchange import (
     AgentPhase,
     CheckpointOver,
     CheckpointSignal,
+    GpusFound,
     Grace,
     GraceOver,
     Inspected,
@@ -53,7 +54,6 @@ from launcher.output.log_file import LogFolder
 from launcher.output.logs import LogPump
 from launcher.progress import ProgressSigns
 from launcher.ranks.checkpoint_request import CheckpointRequester
-from launcher.ranks.editions import Editions
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.template import tree
@@ -217,7 +217,6 @@ class Parts:
     desk: Desk
     time: TimeWatch
     restarts: RestartWatch
-    editions: Editions
     before_restart: BeforeRestart
     watchers: tuple[RankWatcher, ...]  # of the ranks of a generation
 
@@ -267,16 +266,17 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         *(shell.logs.say, connection.session.send, shell.boundary),
     )
     node.on_news = shell.announcer.node_news
+    node.on_gpus = lambda: report(GpusFound())
 
     def checkpoint_over(generation: int, taken: bool) -> None:
         report(CheckpointOver(generation, taken))
         desk.checkpoint_over(taken=taken)
 
     requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
-    editions, traces = Editions(spec, scratch), Traces(ranks, communication)
+    traces = Traces(ranks, communication)
     time, stops = _time_watch(shell, connection, ranks, node), _stop_watch(shell, ranks)
     measured = _measured(shell, ranks, node, stops)
-    desk = Desk(ranks, node, shell.logs.files, requester, traces, editions, measured, shell.boundary)
+    desk = Desk(ranks, node, shell.logs.files, requester, traces, measured, shell.boundary)
     connection.session.answer_with(desk.answer)
     phases = _phase_times_watch(shell, connection, ranks, node)
     return Parts(
@@ -292,7 +292,6 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         desk,
         time,
         _restart_watch(shell, connection, ranks, node),
-        editions,
         _before_restart(shell, connection, node),
         (hangs, phases, time, stops, measured, Requests(node, shell.boundary)),
     )
@@ -417,8 +416,8 @@ class BackgroundTasks:
     async def take_stacks(self, generation: int, cause: Cause) -> None:
         stacks = self._ranks.with_stacks(cause)
         cause = await self._boundary.awaited("taking the stacks of a rank", stacks, cause)
-        dumps = self._communication.with_monitor(generation, cause)
-        cause = await self._boundary.awaited("reading the flight recorder dumps", dumps, cause)
+        dumps = self._communication.await_dumps(generation)
+        await self._boundary.awaited("reading the flight recorder dumps", dumps, None)
         self._happened(StacksTaken(generation, cause))
 
 

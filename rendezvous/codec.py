@@ -127,8 +127,6 @@ _MESSAGES: dict[type, Any] = {
     questions.TraceWanted: pb.TraceWanted,
     questions.TracePart: pb.TracePart,
     questions.RestartTimes: pb.RestartTimes,
-    questions.SourcesWanted: pb.SourcesWanted,
-    questions.SourcesSeen: pb.SourcesSeen,
 }
 
 _FROM_AGENT: dict[str, Any] = {
@@ -168,7 +166,6 @@ _QUESTIONS: dict[str, Any] = {
     "profile": questions.ProfileWanted,
     "trace": questions.TraceWanted,
     "step": questions.StepWanted,
-    "sources": questions.SourcesWanted,
     "logged": questions.LoggedWanted,
 }
 _ANSWERS: dict[str, Any] = {
@@ -182,7 +179,6 @@ _ANSWERS: dict[str, Any] = {
     "trace": questions.TracePart,
     "restart_times": questions.RestartTimes,
     "step": questions.StepSeen,
-    "sources": questions.SourcesSeen,
     "logged": questions.LoggedSeen,
 }
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)

@@ -51,7 +51,6 @@ from rendezvous.values.events import (
     RanksFinished,
     RanksStalled,
     RankTimesReported,
-    ReloadOrdered,
     RestartOrdered,
     SetDeadline,
     StoreAt,
@@ -258,7 +257,7 @@ def _finish_if_none_pending(state: JobState) -> Result:
 
 def _order(
     state: JobState,
-    event: NodeDrained | JobResized | JobAborted | RestartOrdered | ReloadOrdered | NodeResumed,
+    event: NodeDrained | JobResized | JobAborted | RestartOrdered | NodeResumed,
     now: float,
 ) -> Result:
     match event:
@@ -270,8 +269,6 @@ def _order(
             return abort(state, reason, now)
         case RestartOrdered(reason):
             return orders.restart(state, reason, now)
-        case ReloadOrdered(reason, steps):
-            return orders.reload(state, reason, steps, now)
         case NodeResumed(node):
             return orders.resume_node(state, node, now)
         case _:

@@ -42,7 +42,7 @@ _VARIABLES = (
 )
 _SOURCES = (
     "ddp.elastic: the ranks run different versions of %s: a file was edited while the job ran, or is not the same on "
-    "all nodes. `ddpctl reload` restarts all ranks with the same files"
+    "all nodes. `ddpctl restart` restarts all ranks with the same files"
 )
 
 

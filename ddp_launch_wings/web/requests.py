@@ -9,7 +9,7 @@ from typing import Any
 
 from rendezvous.values.questions import LogStream
 
-ACTIONS = ("drain", "resume", "restart", "reload", "checkpoint", "abort")
+ACTIONS = ("drain", "resume", "restart", "checkpoint", "abort")
 _NODE_ACTIONS = ("drain", "resume")
 _STREAMS = tuple(map(str, LogStream))
 _MOST_RANKS, _MOST_PLACES, _MOST_TAIL, _MOST_WAIT_S = 1000, 20_000, 5000, 20.0

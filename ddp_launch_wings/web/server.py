@@ -37,7 +37,6 @@ from ddp_launch_wings.web.requests import (
 )
 from rendezvous.access.auth import Denied, Identity, Reason, Right
 from rendezvous.access.secret import file_problem
-from rendezvous.control.commands import TRIAL_STEPS
 from rendezvous.control.log_lines import as_dict as line_dict
 from rendezvous.control.log_lines import lines_of, on_terminal
 from rendezvous.control.service import NoSuchJob, inquire
@@ -495,7 +494,6 @@ def _problem(status: int, words: str) -> Response:
 _STACKS_S, _LOGS_S, _STEP_S, _NODE_S = 8.0, 5.0, 35.0, 5.0
 _SEARCH_S, _EVER_S, _MOST_FOUND = 10.0, 1e8, 500
 _CHECKPOINT_S, _MORE_S = 300.0, 5.0
-_RELOAD_S = 60.0  # for its checkpoint, as `ddpctl reload` waits
 
 
 async def node_use(caller: Caller, job: str, rank: int, after: int) -> dict[str, Any]:
@@ -584,8 +582,6 @@ async def order(caller: Caller, wanted: OrderRequest) -> dict[str, Any]:
     reason = f"{wanted.reason or 'no reason given'} (on the page)"
     if wanted.action == "checkpoint":
         return await _checkpoint(caller, wanted.job, reason)
-    if wanted.action == "reload":
-        return await _reload(caller, wanted)
     method, request = _request(wanted, reason)
     return {"job": summary((await caller.call(method, request)).job), "silent": []}
 
@@ -599,14 +595,6 @@ def _request(wanted: OrderRequest, reason: str) -> tuple[str, Any]:
         "abort": ("AbortJob", pb.AbortJobRequest(job_id=job, reason=reason)),
     }
     return requests[wanted.action]
-
-
-async def _reload(caller: Caller, wanted: OrderRequest) -> dict[str, Any]:
-    """As `ddpctl reload`. It refuses, and stops nothing, if a file is broken."""
-    reason = f"{wanted.reason or 'no reason given'} (on the page)"
-    request = pb.ReloadJobRequest(job_id=wanted.job, reason=reason, steps=TRIAL_STEPS, wait_s=_RELOAD_S)
-    done = await caller.call("ReloadJob", request, longer_s=_RELOAD_S)
-    return {"job": summary(done.job), "silent": [], "changed": list(done.changed), "kept": done.kept}
 
 
 async def _checkpoint(caller: Caller, job: str, reason: str) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from rendezvous.values.questions import (
     ProfileWanted,
     RanksSeen,
     RanksWanted,
-    SourcesWanted,
     Stacks,
     StacksWanted,
     StepWanted,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles
     from launcher.ranks.checkpoint_request import CheckpointRequester
-    from launcher.ranks.editions import Editions
     from launcher.ranks.worker import Workers
     from rendezvous.values.questions import LogPieces, RankSeen, Told, Wanted
     from rendezvous.values.rank_view import RankView
@@ -67,13 +65,11 @@ class Desk:
         files: LogFiles,
         requester: CheckpointRequester,
         traces: Traces,
-        editions: Editions,
         measured: Measured,
         boundary: ErrorBoundary,
     ) -> None:
         self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
-        self._requester, self._traces, self._editions = requester, traces, editions
-        self._measured = measured
+        self._requester, self._traces, self._measured = requester, traces, measured
         self._checkpoints: list[asyncio.Future[bool]] = []
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
@@ -109,10 +105,6 @@ class Desk:
                 return await self._traces.record(wanted, -1 if assignment is None else assignment.generation)
             case TraceWanted():
                 return await self._traces.part(wanted)
-            case SourcesWanted():
-                assignment = self._assignment
-                generation = -1 if assignment is None else assignment.generation
-                return await self._editions.seen(watches=self._requester.is_watched(generation))
 
     # --- what the ranks do -----------------------------------------------------------------------------
 

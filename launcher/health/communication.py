@@ -13,11 +13,8 @@ to be paused. If no failure is reported, for example after an error of the netwo
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +27,7 @@ from rendezvous.values.rank_view import HELD
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from launcher.failure.verdict import RankEnd
@@ -76,25 +73,19 @@ class CommunicationWatch:
         self._findings_text_for = self._aborted = -1  # generations
         self._reports: set[asyncio.Task[None]] = set()
         self._healing: dict[int, frozenset[int]] = {}  # of the latest generation: its local ranks that heal
-        self._ras_at: tuple[str, int] | None = None
-        self._ras: asyncio.Task[tuple[str, ...]] | None = None
 
     async def begin(self) -> None:
         await self._guards.listen()
         gpus = devices.nvidia_gpus(os.environ) or devices.amd_gpus(os.environ)
         self._ranks.env_for_guards = partial(self._env, bool(gpus))
-        if gpus or "NCCL_RAS_ADDR" in os.environ:
-            self._ras_at = address(os.environ)
 
     def _env(self, gpus: bool, directory: str, scratch: str) -> dict[str, str]:
         nccl = flight_recorder.shared(os.environ) | flight_recorder.of_rank(directory, scratch, os.environ)
         return self._guards.env() | (nccl if gpus else {})
 
     def end(self) -> None:
-        asked = (self._dump[1] if self._dump is not None else None, self._ras)
-        for task in (*self._reports, *asked):
-            if task is not None:
-                task.cancel()
+        for task in (*self._reports, *([self._dump[1]] if self._dump is not None else [])):
+            task.cancel()
         self._guards.close()
 
     def abort_groups(self, generation: int, reason: str, only: tuple[int, ...] | None = None) -> None:
@@ -151,26 +142,15 @@ class CommunicationWatch:
         if self._dump is None or self._dump[1].done():
             gathering = dumps.gather(self._guards, self._scratch, generation, folders)
             self._dump = generation, asyncio.get_running_loop().create_task(gathering)
-            self._ras = asyncio.get_running_loop().create_task(self._ask_ras())
         _generation, task = self._dump
         await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
         return await asyncio.to_thread(flight_recorder.with_recorded, reports, found, time.time_ns())
 
-    async def with_monitor(self, generation: int, cause: Cause) -> Cause:
-        """Wait for the dumps, and add what NCCL's own monitor shows, if anything."""
-        if self._dump is None or self._dump[0] != generation:
-            return cause
-        await self._dump[1]
-        monitored = await self._ras if self._ras is not None else ()
-        ras_text = "\n".join(("NCCL's own monitor (RAS), all nodes:", *monitored)) if monitored else ""
-        return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, ras_text) if text))
-
-    async def _ask_ras(self) -> tuple[str, ...]:
-        if self._ras_at is None:
-            return ()
-        pids = self._ranks.pids()
-        return flight_recorder.findings(await ask(self._ras_at, dumps.WITHIN_S), pids)
+    async def await_dumps(self, generation: int) -> None:
+        """Return when the dumps are in the log directory: after that, the ranks may be stopped."""
+        if self._dump is not None and self._dump[0] == generation:
+            await self._dump[1]
 
     # --- errors ------------------------------------------------------------------------------------
 
@@ -228,57 +208,3 @@ def _cause(facts: RankEnd, text: str) -> Cause:
         at=facts.at,
         log=facts.log,
     )
-
-
-# --- NCCL's monitor --------------------------------------------------------------------------------
-#
-# Asks NCCL's own monitor (RAS) on this node for the state of the job's communicators, as JSON.
-
-_ADDRESS, _ENABLED = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
-_DEFAULT = ("localhost", 28028)
-_MAX_BYTES = 16 << 20
-_ASK = (
-    b"CLIENT PROTOCOL 2\n",
-    b"TIMEOUT 1\n",  # for each step on the way to a process that does not respond
-    b"SET FORMAT json\n",
-)
-
-
-def address(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Where the monitor listens; None if it is switched off, or the setting is not an address."""
-    if environ.get(_ENABLED) == "0":
-        return None
-    host, colon, port = environ.get(_ADDRESS, "").rpartition(":")
-    if not colon:
-        return _DEFAULT
-    return (host.strip("[]"), int(port)) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
-
-
-async def ask(where: tuple[str, int], within_s: float) -> object:
-    """Return the parsed answer; None if nothing answers in time, or NCCL is older than 2.28, which has no JSON."""
-    try:
-        async with asyncio.timeout(within_s):
-            return await _ask(where)
-    except (OSError, TimeoutError, ValueError, RecursionError, asyncio.IncompleteReadError):
-        return None
-
-
-async def _ask(where: tuple[str, int]) -> object:
-    reader, writer = await asyncio.open_connection(*where)
-    try:
-        for line in _ASK:
-            writer.write(line)
-            answer = await reader.readline()
-            if not answer.startswith((b"SERVER PROTOCOL", b"OK")):
-                return None
-        writer.write(b"STATUS\n")
-        data = bytearray()
-        while chunk := await reader.read(1 << 16):
-            data += chunk
-            if len(data) > _MAX_BYTES:
-                return None
-        return json.loads(data)
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()

@@ -1,9 +1,8 @@
-"""What torch and NCCL record of collectives: settings, the dumps of flight recorders, and NCCL's own monitor. Pure."""
+"""What torch and NCCL record of collectives: settings, and the dumps of flight recorders. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import MAX_CALLS, MAX_GROUPS, Collective, GroupView
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from rendezvous.values.rank_view import RankReport
 
@@ -322,93 +321,3 @@ def _call(group: RecordedGroup, entry: RecordedCall, now_ns: int) -> Collective:
         entered_s=entered_s,
         finished_s=entered_s if entry.done else None,
     )
-
-
-# --- the monitor of NCCL ---------------------------------------------------------------------------
-#
-# What NCCL's own monitor (RAS) knows about the communicators of a job: silent ranks, errors, and who is behind. Pure.
-#
-# Every process that uses NCCL 2.24 or newer has a RAS thread. These threads watch each other over the network of
-# the job, and one of them answers questions on each node. From 2.28 on the answer is JSON. It covers all ranks, and
-# collectives that no other record has: those that C++ starts, and those of groups that torch does not know.
-#
-# A node may run jobs of several users, but only one process of the node answers. So only communicators count that
-# contain one of this agent's ranks.
-
-MAX_FINDINGS = 8
-_MAX_RANKS_SHOWN = 16
-_MAX_NAME_CHARS = 64
-_ERRORS = {  # ncclResult_t
-    1: "a CUDA call failed",
-    2: "a system call failed",
-    3: "internal error",
-    4: "invalid argument",
-    5: "invalid usage",
-    6: "a peer failed",
-}
-_IN_PROGRESS = 7
-
-
-def findings(plain: object, pids: Collection[int]) -> tuple[str, ...]:
-    """Return one sentence for each irregularity. `pids`: of this node's ranks. () for an answer that is not RAS's."""
-    found: list[str] = []
-    communicators = plain.get("communicators") if isinstance(plain, dict) else None
-    for each in communicators if isinstance(communicators, list) else ():
-        if isinstance(each, dict) and any(rank.get("pid") in pids for rank in _dicts(each.get("ranks"))):
-            found += _of_communicator(each)
-    return tuple(found[:MAX_FINDINGS])
-
-
-def _of_communicator(communicator: dict[str, Any]) -> Iterator[str]:
-    where = f"communicator of {_whole(communicator.get('size'))} ranks"
-    ranks = _dicts(communicator.get("ranks"))
-    for what, key in (("is dead", "considered_dead"), ("does not respond", "unresponsive")):
-        silent = [
-            rank for rank in _dicts(communicator.get("missing_ranks")) if _status(rank).get(key) is True
-        ]
-        if silent:
-            yield f"{where}: {_names(silent)} {what if len(silent) == 1 else _PLURAL[what]}"
-    for error in sorted({_whole(_status(rank).get("async_error")) for rank in ranks} - {0, -1, _IN_PROGRESS}):
-        having = [rank for rank in ranks if _status(rank).get("async_error") == error]
-        yield f"{where}: asynchronous error on {_names(having)}: {_ERRORS.get(error, f'error {error}')}"
-    yield from _differing_counts(where, ranks)
-
-
-_PLURAL = {"is dead": "are dead", "does not respond": "do not respond"}
-
-
-def _differing_counts(where: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
-    """Name the ranks that have called a collective less often than most ranks."""
-    counted = [(rank, counts) for rank in ranks if isinstance(counts := rank.get("collective_counts"), dict)]
-    for op in sorted({str(name) for _rank, counts in counted for name in counts}):
-        numbers = [(rank, _whole(counts.get(op))) for rank, counts in counted]
-        usual, _times = Counter(number for _rank, number in numbers).most_common(1)[0] if numbers else (0, 0)
-        for other in sorted({number for _rank, number in numbers} - {usual}):
-            having = [rank for rank, number in numbers if number == other]
-            have = "has" if len(having) == 1 else "have"
-            called = f"{op[:_MAX_NAME_CHARS]} {other} times"
-            yield f"{where}: {_names(having)} {have} called {called}, most ranks {usual} times"
-
-
-def _names(ranks: list[dict[str, Any]]) -> str:
-    shown = sorted(ranks, key=lambda rank: _whole(rank.get("rank")))[:_MAX_RANKS_SHOWN]
-    text = ", ".join(f"{_whole(rank.get('rank'))} ({_place(rank)})" for rank in shown)
-    more = f" and {len(ranks) - len(shown)} more" if len(ranks) > len(shown) else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}{more}"
-
-
-def _place(rank: dict[str, Any]) -> str:
-    return f"pid {_whole(rank.get('pid'))} on {str(rank.get('host', '?'))[:_MAX_NAME_CHARS]}"
-
-
-def _status(rank: dict[str, Any]) -> dict[str, Any]:
-    status = rank.get("status")
-    return status if isinstance(status, dict) else {}
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _whole(value: object) -> int:
-    return value if type(value) is int and abs(value) < 1 << 62 else -1

@@ -126,6 +126,7 @@ class NodeWatch:
         self._health = HealthState()
         self._state: Callable[[], Supervision] | None = None
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_gpus: Callable[[], None] = lambda: None  # when their memory is known
         self.on_use: Callable[[Mapping[str, float]], None] = lambda _use: None  # after each sample
         self.rank_times: Callable[[], Sequence[RankTime]] = tuple
         self.logged: Callable[[], Sequence[tuple[int, str, float]]] = (
@@ -190,6 +191,8 @@ class NodeWatch:
 
     def _on_reading(self, reading: NodeReading) -> None:
         before = self._health
+        if reading.gpus and not self.lowest_gpu_memory:
+            self.on_gpus()
         for gpu in reading.gpus:
             known = self.lowest_gpu_memory.get(gpu.index, gpu.memory_used)
             self.lowest_gpu_memory[gpu.index] = min(known, gpu.memory_used)

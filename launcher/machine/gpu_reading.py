@@ -18,13 +18,12 @@ from launcher.machine.gpu_state import (
     NvLink,
     PcieLink,
     Process,
-    visible_by_links,
 )
 from launcher.machine.small_files import names_in, text_of
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Iterator
 
 # --- the driver's library --------------------------------------------------------------------------
 #
@@ -366,18 +365,3 @@ def _node_of(device: str) -> int:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else UNKNOWN_NODE
-
-
-# --- their order -----------------------------------------------------------------------------------
-#
-# `--gpu-order nvlink`: puts linked GPUs beside each other in CUDA_VISIBLE_DEVICES, before anything reads it.
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def order_gpus(environ: MutableMapping[str, str], library: str = LIBRARY) -> str:
-    """Change the order of the GPUs that `environ` selects. Return why it was not changed, or ""."""
-    value, problem = visible_by_links(environ, read_layout(library=library).gpus)
-    if value:
-        environ[VISIBLE] = value
-    return f"--gpu-order nvlink has no effect: {problem}" if problem else ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
@@ -234,53 +233,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append((number, number))
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def order_by_links(gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    """The GPUs in an order in which linked GPUs are neighbours, for CUDA_VISIBLE_DEVICES. Empty if the present order is
-    as good, or if all GPUs are linked alike.
-
-    NCCL finds the links by itself, whatever the order is. The order matters to scripts that form groups of neighbouring
-    ranks, for example for tensor parallelism.
-    """
-    links = _linked(gpus)
-    present = [gpu.index for gpu in gpus]
-    if not links or len(links) == len(gpus) * (len(gpus) - 1) // 2:
-        return ()
-    ordered, left = present[:1], present[1:]
-    while left:
-        last = ordered[-1]
-        nearest = max(left, key=lambda each: (links.get((min(last, each), max(last, each)), 0), -each))
-        ordered.append(nearest)
-        left.remove(nearest)
-    better = _neighbours(ordered, links) > _neighbours(present, links)
-    return tuple(ordered) if better else ()
-
-
-def visible_by_links(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[str, str]:
-    """CUDA_VISIBLE_DEVICES with linked GPUs beside each other; empty if it can stay. The second text says why not."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if not gpus:
-        return "", "there is no NVIDIA driver"
-    if [gpu.index for gpu in gpus] != list(range(len(gpus))):
-        return "", "a GPU does not respond"
-    chosen = visible_indexes(visible, [GpuName(gpu.bus, gpu.uuids, gpu.name) for gpu in gpus])
-    entries = (
-        [entry.strip() for entry in visible.split(",")] if visible is not None else [str(i) for i in chosen]
-    )
-    if any(entry.startswith("MIG-") for entry in entries):
-        return "", "instances of a divided GPU (MIG) are not linked"
-    mixed = len({gpu.name for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    if mixed and not entries[0].startswith("GPU-"):
-        return "", "CUDA may number GPUs of several models in another order; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    order = order_by_links([gpus[index] for index in chosen])
-    return ",".join(entries[chosen.index(index)] for index in order), ""
-
-
-def _neighbours(order: Sequence[int], links: Mapping[tuple[int, int], int]) -> int:
-    """The links between the neighbours of each pair 0-1, 2-3, ..., and, weighted less, of all neighbours."""
-    steps = [links.get((min(one, other), max(one, other)), 0) for one, other in pairwise(order)]
-    return 1000 * sum(steps[::2]) + sum(steps)
 
 
 # --- the memory of ranks that have ended -------------------------------------------------------------

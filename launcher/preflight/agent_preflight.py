@@ -279,7 +279,7 @@ async def gather(spec: LaunchSpec, level: str) -> Report:
     layout = await laid_out
     block, problem = checkup.place_of(spec.topology, os.environ, layout)
     found += [
-        *(checkup.judge_layout(layout, spec.numa_binding, os.environ) if level != "off" else ()),
+        *(checkup.judge_layout(layout, spec.numa_binding) if level != "off" else ()),
         *checkup.judge_place(spec.topology, block, problem),
     ]
     if full:

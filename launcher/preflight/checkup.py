@@ -14,7 +14,7 @@ from enum import StrEnum
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from launcher.machine.gpu_state import in_words, order_by_links
+from launcher.machine.gpu_state import in_words
 from launcher.machine.xids import short_bus
 from launcher.sources import Severity
 from rendezvous.values.late_dataclass import dataclass
@@ -777,16 +777,12 @@ def judge_place(asked: str, block: str, problem: str) -> tuple[Check, ...]:
     return (Check(_NAME, Grade.OK, block),)
 
 
-def judge_layout(layout: Layout, numa_binding: str, environ: Mapping[str, str]) -> tuple[Check, ...]:
+def judge_layout(layout: Layout, numa_binding: str) -> tuple[Check, ...]:
     if not layout.gpus:
         return ()
     advice = ""
     if len(set(layout.nodes)) > 1 and not numa_binding:
         advice = "--numa-binding node keeps each rank on the CPUs near its GPU"
-    if "CUDA_VISIBLE_DEVICES" not in environ and (order := order_by_links(layout.gpus)):
-        visible = ",".join(map(str, order))
-        pairs = f"if your script groups neighbouring ranks, use --gpu-order nvlink: GPUs {visible}"
-        advice = f"{advice}; {pairs}" if advice else pairs
     return (Check("GPU topology", Grade.OK, in_words(layout), advice=advice),)
 
 

@@ -75,7 +75,6 @@ class Workers:
         scratch: str,
     ) -> None:
         self._spec = spec
-        self.entry = spec.entry  # of the next ranks
         self._scratch = scratch
         self._logs, self._boundary = logs, boundary
         self._host = host
@@ -145,7 +144,7 @@ class Workers:
         return RankLabel(self._host, rank, local_rank, assignment.role, assignment.generation)
 
     def _order(self, place: RankPlace) -> Spawn:
-        entry = self.entry
+        entry = self._spec.entry
         args = rank_args(entry.args, place.local_rank)
         args += resume_args(self._spec.resume_arg, place.assignment.resume_path)
         return Spawn(
@@ -348,7 +347,7 @@ class Workers:
             stderr_tail=tail,
             error_record=record,
             oom_killed=self._oom.killed(pid) if killed else None,
-            hiding=files_that_hide(names, self.entry, os.environ) if names else {},
+            hiding=files_that_hide(names, self._spec.entry, os.environ) if names else {},
         )
 
 

@@ -22,7 +22,7 @@ from launcher.settings.import_path import import_path, script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import messages, tree
 from launcher.template.import_variables import FIXED_NATIVELY
-from launcher.template.messages import Keep, Retire, Signal, SweepOrder
+from launcher.template.messages import Keep, Signal, SweepOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -169,10 +169,6 @@ class Zygote:
 
     def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
         self._send(SweepOrder(generation, patience_s, tuple(kept)))
-
-    def retire(self) -> None:
-        """End the zygote, which has no ranks, and leave the scratch folder to its successor."""
-        self._send(Retire())
 
     def await_end(self, timeout_s: float) -> int | None:
         """Wait until the process has ended. Return its wait status; None after the timeout, or if it is unknown."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.ranks.worker_env import shared_env
@@ -16,7 +14,7 @@ from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from launcher.settings.spec import EntryPoint, LaunchSpec
+    from launcher.settings.spec import LaunchSpec
 
 
 _OPEN_FILES = 1 << 16  # at least, if the hard limit permits
@@ -37,17 +35,7 @@ class ZygoteStarter:
         )  # containers may share a parent group
         self.scratch = scratch.place(str(os.getpid()))
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._scratch_lock = -1
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    def use(self, entry: EntryPoint) -> bool:
-        """Start the next zygotes for this script. Return whether the present one cannot start its ranks."""
-        before, was_warm = self._spec.entry, self.warm
-        self._spec = replace(self._spec, entry=entry)
-        if self.warm:
-            self.obstacle = obstacle_to_warm_start(self._spec, self.env)
-            self.warm = not self.obstacle
-        return was_warm and (not self.warm or entry != before)
 
     def start(self) -> Zygote:
         """Start a zygote with the limits and the signal mask that the agent started with: the ranks inherit them."""
@@ -68,12 +56,6 @@ class ZygoteStarter:
         wanted = max(_OPEN_FILES, self._spec.open_files)
         wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-
-    def hold_scratch(self) -> None:
-        """Lock the scratch folder while no zygote does: it has what the ranks have saved in memory."""
-        if self._scratch_lock < 0:
-            with contextlib.suppress(OSError):
-                self._scratch_lock = scratch.make(self.scratch)
 
     def end(self) -> None:
         """Clean up after the last zygote."""

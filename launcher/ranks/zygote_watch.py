@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from launcher.exchange import AgentEvent
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
-    from launcher.settings.spec import EntryPoint
     from launcher.template.messages import Report
 
 _EXIT_S = 1.0  # from the end of the socket to the end of the process
@@ -41,28 +40,7 @@ class ZygoteWatch:
         self.zygote = zygote
         self._is_ready = False
         self._lost_in_a_row = 0
-        self.has_learned = False  # it has imported what the script did
         self._reports: asyncio.Queue[list[Report] | None] = asyncio.Queue()
-
-    async def use(self, entry: EntryPoint) -> bool:
-        """Start the next ranks with this script. No rank runs.
-
-        A zygote that has imported what the script imported cannot serve an edited script, which may set other
-        variables before it imports the same modules. Then, and if the path is another one, a new zygote takes its
-        place. Orders to it wait in its socket while it imports torch. Return whether there is a new one.
-        """
-        if not self._starter.use(entry) and not self.has_learned:
-            return False
-        self._starter.hold_scratch()
-        asyncio.get_running_loop().remove_reader(self.zygote.fileno())  # its end is no loss
-        self.zygote.retire()
-        await asyncio.to_thread(self.zygote.await_end, _END_S)
-        self._close()
-        await asyncio.to_thread(self._starter.clean_up)
-        self._is_ready = self.has_learned = False
-        self.zygote = self._starter.start()
-        self._listen()
-        return True
 
     def ranks_started(self) -> None:
         self._lost_in_a_row = 0
@@ -129,7 +107,7 @@ class ZygoteWatch:
         if self._lost_in_a_row > _MOST_LOST or not (self._is_ready or self.zygote.warm):
             return StartFailed(f"this node cannot start ranks: {reason}")
         self._starter.warm = self.zygote.warm and (self._is_ready or self.zygote.is_pooled)
-        self._is_ready = self.has_learned = False
+        self._is_ready = False
         try:
             self.zygote = self._starter.start()
         except OSError as error:

@@ -436,14 +436,6 @@ RANKS = (
         "that share one L3 cache",
         pet=False,
     ),
-    _ours(
-        "--gpu-order",
-        "visible|nvlink",
-        "visible",
-        values.choice("visible", "nvlink"),
-        "which GPU each local rank gets. visible: as CUDA_VISIBLE_DEVICES lists them; nvlink: GPUs that NVLink "
-        "connects in pairs or small groups come one after the other",
-    ),
     _torch_switch(
         "--virtual-local-rank",
         "set LOCAL_RANK to 0 in every rank, and show each rank only its own GPU, as device 0",

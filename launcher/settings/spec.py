@@ -222,7 +222,6 @@ class LaunchSpec:
     otlp_endpoint: str = ""  # empty: what the variables of OpenTelemetry say
     python: str = ""  # interpreter of the ranks
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
-    gpu_order: str = "visible"  # or nvlink
     cpu_affinity: bool = False  # nodes without GPUs: disjoint CPUs for each rank, one OpenMP thread per CPU
     virtual_local_rank: bool = False
     numa_warnings: tuple[str, ...] = ()

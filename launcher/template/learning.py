@@ -31,10 +31,9 @@ from json import dumps, loads  # as they are now: a script may replace them
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import cgroup, forking
-from .messages import Learned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _DYNAMO = "torch._dynamo"
 _OURS = "ddp"
@@ -105,8 +104,7 @@ class Notes:
 
 
 class Learner:
-    def __init__(self, tell: Callable[[Learned], None]) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
         self._notes: dict[int, Notes] = {}
         self._given_up: set[str] = set()
 
@@ -129,13 +127,12 @@ class Learner:
 
     def _learn(self, noted: Noted) -> None:
         forking.arrange()  # the libraries that are loaded from now on belong to the script
-        before = len(sys.modules)
         with _without_traces(noted.changed), _noting_generators(), _without_gc():
             try:
                 __import__(noted.name)
             except Exception:  # the script may handle it
                 self._given_up.add(noted.name)
-        self._tell(Learned(len(sys.modules) - before))
+        forking.freeze_garbage()
 
 
 def _is_possible(noted: Noted) -> bool:

@@ -27,7 +27,6 @@ from .messages import (
     KeeperEnded,
     Keeping,
     Ready,
-    Retire,
     Signal,
     Signalled,
     Spawn,
@@ -88,7 +87,7 @@ class Loop:
         if learns and self._warm:
             from .learning import Learner
 
-            self._learner = Learner(self._learned)
+            self._learner = Learner()
 
     def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
         """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""
@@ -157,9 +156,6 @@ class Loop:
                 self._keepers.give_up()
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
                 self._sweeper.begin(order, kept, len(self._keepers))
-            case Retire():
-                self._scratch = ""
-                self._end()
         return ""
 
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
@@ -208,10 +204,6 @@ class Loop:
         if self._scratch_lock >= 0:
             os.close(self._scratch_lock)
         self._keepers.forget()
-
-    def _learned(self, report: messages.Learned) -> None:
-        freeze_garbage()
-        self._tell(report)
 
     def _late_variables(self, local_rank: int) -> LateVariables | None:
         if not self._warm:

@@ -59,10 +59,6 @@ class SweepOrder(NamedTuple):
     kept: tuple[int, ...] = ()
 
 
-class Retire(NamedTuple):
-    """End, without any rank: another zygote of this agent takes over, with the same scratch folder."""
-
-
 class Ready(NamedTuple):
     is_warm: bool
     reason: str  # why the zygote is not warm
@@ -112,12 +108,6 @@ class Signalled(NamedTuple):
     local_rank: int | None  # that sent it; None: a process that is gone, or not one of a rank
 
 
-class Learned(NamedTuple):
-    """The zygote has imported more modules, which its ranks import, too: the next ranks have them from the start."""
-
-    modules: int
-
-
 class Late(NamedTuple):
     """A script has set variables that torch reads when it is imported, and then imported torch."""
 
@@ -125,8 +115,8 @@ class Late(NamedTuple):
     file: str  # which seems to set them; "": not known
 
 
-Order = Spawn | Keep | Signal | SweepOrder | Retire
-Report = Ready | Started | Exited | Keeping | KeeperEnded | SweepDone | Signalled | Learned | Late
+Order = Spawn | Keep | Signal | SweepOrder
+Report = Ready | Started | Exited | Keeping | KeeperEnded | SweepDone | Signalled | Late
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
@@ -137,7 +127,6 @@ _KINDS: dict[str, Callable[..., Message]] = {
         Keep,
         Signal,
         SweepOrder,
-        Retire,
         Ready,
         Started,
         Exited,
@@ -145,7 +134,6 @@ _KINDS: dict[str, Callable[..., Message]] = {
         KeeperEnded,
         SweepDone,
         Signalled,
-        Learned,
         Late,
     )
 }

@@ -6,7 +6,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.machine.gpu_reading import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.settings.arguments import UsageError
 from launcher.settings.spec import EntryKind
@@ -57,8 +56,6 @@ def _make_template(folder: PoolFolder, spec: LaunchSpec) -> str:
         raise CannotWarm(
             f"no template of {spec.entry.target}: its ranks are not forked (--no-python, --no-warm-start)",
         )
-    if spec.gpu_order == "nvlink":
-        order_gpus(os.environ)
     starter = ZygoteStarter(spec)
     if not starter.warm:
         raise CannotWarm(f"no template of {spec.entry.target}: {starter.obstacle}")

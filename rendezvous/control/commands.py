@@ -33,7 +33,6 @@ examples:
 """
 _COMMANDS = "commands (ddpctl COMMAND --help has the options of one)"
 TAIL = 20
-TRIAL_STEPS = 10
 
 
 class Command(StrEnum):
@@ -54,7 +53,6 @@ class Command(StrEnum):
     RESUME = "resume"
     RESIZE = "resize"
     RESTART = "restart"
-    RELOAD = "reload"
     ABORT = "abort"
 
 
@@ -67,7 +65,7 @@ ALIASES = {"jobs": Command.LIST}
 
 # They need a job that runs. For the others, the default may be the job that ended last.
 _ONLY_RUNNING = (
-    *(Command.TOP, Command.STACKS, Command.CHECKPOINT, Command.PROFILE, Command.RELOAD),
+    *(Command.TOP, Command.STACKS, Command.CHECKPOINT, Command.PROFILE),
     *(Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT),
 )
 
@@ -87,7 +85,6 @@ _HELP = {
     Command.RESUME: "end the drain or exclusion of a node",
     Command.RESIZE: "change the number of nodes of a job",
     Command.RESTART: "stop all ranks of a job and start them again; does not count against the restart budget",
-    Command.RELOAD: "go on with the edited script from the last step; if it fails, with the script as it was",
     Command.ABORT: "end a job",
 }
 
@@ -151,7 +148,7 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
     added[Command.RESIZE].add_argument(
         "nodes", type=nodes, help="the number of nodes: N, or MIN:MAX for an elastic job"
     )
-    for each in (Command.DRAIN, Command.RESTART, Command.RELOAD, Command.ABORT):
+    for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
         added[each].add_argument(
             "--reason",
             default="",
@@ -164,7 +161,6 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
     _add_why(added[Command.WHY])
     _add_checkpoint(added[Command.CHECKPOINT])
     _add_profile(added[Command.PROFILE])
-    _add_reload(added[Command.RELOAD])
     add_completion(commands)
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
     explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
@@ -283,24 +279,6 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_reload(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--steps",
-        type=steps,
-        default=TRIAL_STEPS,
-        metavar="N",
-        help="take the earlier files again if a rank fails within so many steps; 0: never "
-        f"(default: {TRIAL_STEPS})",
-    )
-    command.add_argument(
-        "--wait",
-        type=seconds,
-        default=60.0,
-        metavar="TIME",
-        help="for the checkpoint, and then for these steps (default: 60s)",
-    )
-
-
 def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("rank", type=rank, help="the global rank")
     command.add_argument(
@@ -380,12 +358,6 @@ def lines(text: str) -> int:
         return 0
     if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or not int(text):
         raise ArgumentTypeError(f"{text!r} is not a number of lines: use a number from 1, or all")
-    return int(text)
-
-
-def steps(text: str) -> int:
-    if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or int(text) > 1_000_000:
-        raise ArgumentTypeError(f"{text!r} is not a number of steps: use a number from 0 to 1000000")
     return int(text)
 
 

@@ -12,7 +12,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.cause_text import code_of_cause, code_of_outcome
 from rendezvous.values.durations import short_duration
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
-from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome, SourceChange
+from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,8 +78,6 @@ def job_text(job: Any) -> str:
                 (_node_row(node, job.summary) for node in job.nodes),
             )
         )
-    if job.summary.reloads:
-        parts.append(_reloads(job.summary))
     problems = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
     if problems:
         parts.append("\n".join(["health:", *problems]))
@@ -93,12 +91,6 @@ def job_text(job: Any) -> str:
         code = code_of_cause(decode(Cause, job.outcome.first_cause))
         parts.append(f"first cause: {_cause(job.outcome.first_cause)} [{code}]")
     return "\n\n".join(parts)
-
-
-def _reloads(summary: Any) -> str:
-    text = f"reloads: {summary.reloads}, of which {summary.rollbacks} rolled back"
-    until = summary.trial_until
-    return f"{text}; a failure before step {until} is answered with a rollback" if until else text
 
 
 def _placement(nodes: Iterable[Any]) -> list[str]:
@@ -150,8 +142,7 @@ def _node_row(node: Any, summary: Any) -> tuple[str, ...]:
 
 def _decision(decision: Any) -> str:
     kind = DecisionKind[pb.DecisionKind.Name(decision.kind).removeprefix("DECISION_KIND_")]
-    sources = SourceChange[pb.SourceChange.Name(decision.sources).removeprefix("SOURCE_CHANGE_")]
-    title = Decision(kind, "", decision.generation, in_place=decision.in_place, sources=sources).title
+    title = Decision(kind, "", decision.generation, in_place=decision.in_place).title
     return f"generation {decision.generation}: {title}: {_printable(decision.reason)}"
 
 

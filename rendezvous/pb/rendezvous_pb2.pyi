@@ -62,12 +62,6 @@ class Recover(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RECOVER_AUTO: _ClassVar[Recover]
     RECOVER_IN_PLACE: _ClassVar[Recover]
 
-class SourceChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SOURCE_CHANGE_NONE: _ClassVar[SourceChange]
-    SOURCE_CHANGE_RELOAD: _ClassVar[SourceChange]
-    SOURCE_CHANGE_ROLLBACK: _ClassVar[SourceChange]
-
 class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DECISION_KIND_UNSPECIFIED: _ClassVar[DecisionKind]
@@ -145,9 +139,6 @@ POLICY_ACTION_HEAL: PolicyAction
 RECOVER_RESTART: Recover
 RECOVER_AUTO: Recover
 RECOVER_IN_PLACE: Recover
-SOURCE_CHANGE_NONE: SourceChange
-SOURCE_CHANGE_RELOAD: SourceChange
-SOURCE_CHANGE_ROLLBACK: SourceChange
 DECISION_KIND_UNSPECIFIED: DecisionKind
 DECISION_KIND_IGNORE: DecisionKind
 DECISION_KIND_RESTART: DecisionKind
@@ -487,7 +478,7 @@ class Redirect(_message.Message):
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "sources", "logged")
+    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "logged")
     ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -496,7 +487,6 @@ class Question(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
     id: int
     ranks: RanksWanted
@@ -506,12 +496,11 @@ class Question(_message.Message):
     profile: ProfileWanted
     trace: TraceWanted
     step: StepWanted
-    sources: SourcesWanted
     logged: LoggedWanted
-    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., sources: _Optional[_Union[SourcesWanted, _Mapping]] = ..., logged: _Optional[_Union[LoggedWanted, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., logged: _Optional[_Union[LoggedWanted, _Mapping]] = ...) -> None: ...
 
 class AgentAnswer(_message.Message):
-    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "sources", "logged")
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "logged")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     CANNOT_FIELD_NUMBER: _ClassVar[int]
@@ -523,7 +512,6 @@ class AgentAnswer(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     RESTART_TIMES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
     id: int
     present: Present
@@ -536,9 +524,8 @@ class AgentAnswer(_message.Message):
     trace: TracePart
     restart_times: RestartTimes
     step: StepSeen
-    sources: SourcesSeen
     logged: LoggedSeen
-    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., sources: _Optional[_Union[SourcesSeen, _Mapping]] = ..., logged: _Optional[_Union[LoggedSeen, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., logged: _Optional[_Union[LoggedSeen, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
     __slots__ = ("agent", "job_id")
@@ -797,26 +784,6 @@ class Checkpointed(_message.Message):
     taken: bool
     took_s: float
     def __init__(self, taken: bool = ..., took_s: _Optional[float] = ...) -> None: ...
-
-class SourcesWanted(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SourcesSeen(_message.Message):
-    __slots__ = ("script", "checksum", "changed", "problem", "watches", "keeps")
-    SCRIPT_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    WATCHES_FIELD_NUMBER: _ClassVar[int]
-    KEEPS_FIELD_NUMBER: _ClassVar[int]
-    script: str
-    checksum: str
-    changed: _containers.RepeatedScalarFieldContainer[str]
-    problem: str
-    watches: bool
-    keeps: bool
-    def __init__(self, script: _Optional[str] = ..., checksum: _Optional[str] = ..., changed: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., watches: bool = ..., keeps: bool = ...) -> None: ...
 
 class ProfileWanted(_message.Message):
     __slots__ = ("rank", "seconds")
@@ -1131,7 +1098,7 @@ class Cause(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ..., final: bool = ..., lost_peer: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked", "edition", "kept_from", "resume_path", "check_first")
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to", "wants_times", "parked", "resume_path", "check_first")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     N_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -1153,8 +1120,6 @@ class Assignment(_message.Message):
     REPEAT_UP_TO_FIELD_NUMBER: _ClassVar[int]
     WANTS_TIMES_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
-    EDITION_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FROM_FIELD_NUMBER: _ClassVar[int]
     RESUME_PATH_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIRST_FIELD_NUMBER: _ClassVar[int]
     generation: int
@@ -1178,11 +1143,9 @@ class Assignment(_message.Message):
     repeat_up_to: int
     wants_times: bool
     parked: _containers.RepeatedScalarFieldContainer[int]
-    edition: int
-    kept_from: int
     resume_path: str
     check_first: bool
-    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ..., edition: _Optional[int] = ..., kept_from: _Optional[int] = ..., resume_path: _Optional[str] = ..., check_first: bool = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ..., wants_times: bool = ..., parked: _Optional[_Iterable[int]] = ..., resume_path: _Optional[str] = ..., check_first: bool = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder", "idle_s", "idle_limit_s")
@@ -1277,7 +1240,7 @@ class StoreAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place", "sources", "is_crash_loop")
+    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place", "is_crash_loop")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1285,7 +1248,6 @@ class Decision(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     IS_INTERRUPT_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
     IS_CRASH_LOOP_FIELD_NUMBER: _ClassVar[int]
     kind: DecisionKind
     reason: str
@@ -1294,9 +1256,8 @@ class Decision(_message.Message):
     nodes: int
     is_interrupt: bool
     in_place: bool
-    sources: SourceChange
     is_crash_loop: bool
-    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ..., sources: _Optional[_Union[SourceChange, str]] = ..., is_crash_loop: bool = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ..., is_crash_loop: bool = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals", "time", "is_crash_loop")
@@ -1434,30 +1395,6 @@ class RestartJobResponse(_message.Message):
     job: JobSummary
     def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
 
-class ReloadJobRequest(_message.Message):
-    __slots__ = ("job_id", "reason", "steps", "wait_s")
-    JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    job_id: str
-    reason: str
-    steps: int
-    wait_s: float
-    def __init__(self, job_id: _Optional[str] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
-
-class ReloadJobResponse(_message.Message):
-    __slots__ = ("job", "changed", "checkpoint", "kept")
-    JOB_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
-    job: JobSummary
-    changed: _containers.RepeatedScalarFieldContainer[str]
-    checkpoint: bool
-    kept: bool
-    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ..., changed: _Optional[_Iterable[str]] = ..., checkpoint: bool = ..., kept: bool = ...) -> None: ...
-
 class AbortJobRequest(_message.Message):
     __slots__ = ("job_id", "reason")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1515,7 +1452,7 @@ class GetRestartsResponse(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[RestartTimes, _Mapping]]] = ...) -> None: ...
 
 class JobSummary(_message.Message):
-    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals", "reloads", "rollbacks", "trial_until", "began_at", "ended_at", "goodput")
+    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals", "began_at", "ended_at", "goodput")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1528,9 +1465,6 @@ class JobSummary(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     HEALS_FIELD_NUMBER: _ClassVar[int]
-    RELOADS_FIELD_NUMBER: _ClassVar[int]
-    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
-    TRIAL_UNTIL_FIELD_NUMBER: _ClassVar[int]
     BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_FIELD_NUMBER: _ClassVar[int]
@@ -1546,13 +1480,10 @@ class JobSummary(_message.Message):
     reason: str
     succeeded: bool
     heals: int
-    reloads: int
-    rollbacks: int
-    trial_until: int
     began_at: float
     ended_at: float
     goodput: float
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ..., reloads: _Optional[int] = ..., rollbacks: _Optional[int] = ..., trial_until: _Optional[int] = ..., began_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., goodput: _Optional[float] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ..., began_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., goodput: _Optional[float] = ...) -> None: ...
 
 class JobView(_message.Message):
     __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome", "ranks", "time")

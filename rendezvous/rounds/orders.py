@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds import healing, policy
+from rendezvous.rounds import healing
 from rendezvous.rounds.healing import obstacle_to_order
 from rendezvous.rounds.policy import growth, plan_restart, restarts_spent, room_to_grow
 from rendezvous.rounds.sealing import checkpoint_request, gather, last_call, tell_progress
@@ -25,7 +25,7 @@ from rendezvous.values.job_state import (
     world_nodes,
     world_of,
 )
-from rendezvous.values.types import Cause, Decision, DecisionKind, Recover, ScaleUp, SourceChange
+from rendezvous.values.types import Cause, Decision, DecisionKind, Recover, ScaleUp
 
 if TYPE_CHECKING:
     from rendezvous.values.events import Effect, HealReady
@@ -118,16 +118,6 @@ def restart(state: JobState, reason: str, now: float) -> Result:
     plan = plan_restart(state)
     words = f"ordered by an operator: {reason}; {plan.words}"
     return order_stop(state, plan.decision(words, state.generation), now)
-
-
-def reload(state: JobState, reason: str, steps: int, now: float) -> Result:
-    """Restart all ranks with the edited files of the script. Ranks that still start are not stopped."""
-    if state.phase is not Phase.RUNNING or not 0 <= steps <= policy.MOST_RELOAD_STEPS:
-        return state, ()
-    plan = plan_restart(state)
-    words = f"{reason}; {plan.words} and the edited script"
-    decision = replace(plan.decision(words, state.generation), sources=SourceChange.RELOAD)
-    return order_stop(policy.reload_ordered(state, steps), decision, now)
 
 
 # --- growth: when standby nodes enlarge the world, by the policy of `--scale-up` --------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
 from rendezvous.values.cause_text import counted, described
-from rendezvous.values.job_state import JobState, Reload, Standstill, Streak, standing_by, world_nodes
+from rendezvous.values.job_state import JobState, Standstill, Streak, standing_by, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import (
     Cause,
@@ -23,7 +23,6 @@ from rendezvous.values.types import (
     PolicyAction,
     Reached,
     ScaleUp,
-    SourceChange,
 )
 
 if TYPE_CHECKING:
@@ -139,8 +138,6 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
         return _verdict(
             state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored because of --failure-policy", cause
         )
-    if fails_early_after_reload(state, cause):
-        return Verdict(rollback(state, cause, in_words(cause), plan_restart(state)))
     if cause.final or action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, _why_final(cause), cause)
     if loop := crash_loop(state, cause):
@@ -163,22 +160,16 @@ def _why_final(cause: Cause) -> str:
 def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     """Decide again when all reports have arrived and `first` is the first cause. The restart is already counted.
 
-    Return None if the first decision remains. Return a new decision in five cases:
+    Return None if the first decision remains. Return a new decision in four cases:
 
     - It is stricter.
     - The cause differs from the cause in the stop order.
     - The job continues with other nodes than planned: more nodes were lost, or lost nodes joined again.
     - The stop was in place, but no rank is paused, or the cause is one that is not healed in place.
-    - The first cause calls for a rollback of a reload, or does not, and the first report has said otherwise.
     """
     spec, sent = state.spec, state.decision
     assert spec is not None
     assert sent is not None
-    if fails_early_after_reload(state, first):
-        again = rollback(state, first, in_words(first), plan_restart(state))
-        return None if again == sent else Verdict(again)
-    if sent.sources is SourceChange.ROLLBACK:
-        return decide(state, first, now)
     rule = _rule_for(spec, first)
     action = rule or PolicyAction.RESTART
     if first.final or action is PolicyAction.FAIL:
@@ -391,86 +382,6 @@ def room_to_grow(state: JobState) -> int:
     if room <= 0 or still_too_few:
         return 0
     return max(0, min(room, ready - state.spec.spares))
-
-
-# --- reloads: ranks start with the edited files of the script, and with the earlier ones if that fails
-#
-# An *edition* is a state of the script's files. `Reload.edition` counts them; an agent that gets an assignment of
-# another edition starts the ranks from a new template. Before a reload, the ranks ran the files as they were when
-# some generation started, and each agent has kept these. They are taken again, which is a *rollback*, if a rank fails
-# before it has finished `steps` further steps. If the script numbers its steps over all restarts, they are counted
-# from the step that the job had reached; otherwise from the start of the processes.
-#
-# - A lost node says nothing about the script. It is handled as any other, and a rollback stays possible. A
-#   condition of `--stop-when` ends the job.
-# - A rollback does not count against `--max-restarts`, `--crash-loop` or the node. It happens once: the failures
-#   after it are handled as any other.
-# - The decision is made at the first report, because the stop must not wait. It is carried out when all have stopped
-#   and the first cause is known.
-
-MOST_RELOAD_STEPS = 1_000_000
-# A program that finishes no steps, such as a server, can be rolled back for a limited time only.
-_RELOAD_WITHOUT_STEPS_S = 3600.0
-
-
-def reload_ordered(state: JobState, steps: int) -> JobState:
-    """The state in which a reload was ordered: the next ranks run the files as they are then."""
-    was = state.reload
-    return replace(
-        state,
-        reload=Reload(
-            edition=was.edition + 1,
-            before=(was.kept_from or state.generation) if steps else 0,
-            steps=steps,
-            reloads=was.reloads + 1,
-            rollbacks=was.rollbacks,
-        ),
-    )
-
-
-def reload_begun(state: JobState, reached: Reached | None) -> JobState:
-    """All ranks of the earlier files have stopped. `reached`: the steps that they had finished."""
-    first = reached.step if reached is not None and reached.numbered else 0
-    return replace(state, reload=replace(state.reload, first_step=first))
-
-
-def fails_early_after_reload(state: JobState, cause: Cause) -> bool:
-    """Whether this failure is answered with a rollback."""
-    trial = state.reload
-    if not trial.before or cause.final or cause.failure is FailureClass.NODE_LOST:
-        return False
-    if not cause.step:
-        return cause.ran_s < _RELOAD_WITHOUT_STEPS_S
-    return cause.step < reload_on_trial_until(trial)
-
-
-def reload_on_trial_until(trial: Reload) -> int:
-    """The step from which failures are no longer answered with a rollback; 0: there is no recent reload."""
-    return trial.first_step + trial.steps if trial.before else 0
-
-
-def rollback(state: JobState, cause: Cause, words: str, plan: Plan) -> Decision:
-    """`words`: the cause as text."""
-    when = f"within the first {state.reload.steps} steps" if cause.step else "before its first step"
-    reason = (
-        f"{words}; the edited script failed {when} after the reload, so its earlier files are taken again; "
-        f"{plan.words}"
-    )
-    return replace(plan.decision(reason, state.generation, cause), sources=SourceChange.ROLLBACK)
-
-
-def rolled_back(state: JobState) -> JobState:
-    """The state in which all ranks of the edited files have stopped, and the next ones run the earlier files."""
-    was = state.reload
-    return replace(
-        state,
-        reload=Reload(
-            edition=was.edition + 1,
-            kept_from=was.before,
-            reloads=was.reloads,
-            rollbacks=was.rollbacks + 1,
-        ),
-    )
 
 
 # --- standstill: failures in a row without a further step -------------------------------------------

@@ -226,8 +226,6 @@ def _slice(state: JobState, place: Placement) -> Assignment:
         repeat_steps=repeat.steps,
         repeat_up_to=repeat.up_to,
         wants_times=True,
-        edition=state.reload.edition,
-        kept_from=state.reload.kept_from,
         resume_path=max(state.saved.values(), key=lambda saved: saved.step).path if len(state.saved) else "",
         check_first=_ended_in_an_uncertain_hang(state),
     )

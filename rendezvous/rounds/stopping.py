@@ -57,7 +57,6 @@ from rendezvous.values.types import (
     DecisionKind,
     FailureClass,
     Outcome,
-    SourceChange,
     StragglerPolicy,
 )
 
@@ -94,7 +93,7 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
         return state, (*effects[:1], *_notify_its_node(state, decision), *effects[1:])
     if verdict.exclude is not None:
         state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
-    if decision.kind is not DecisionKind.FAIL and decision.sources is not SourceChange.ROLLBACK:
+    if decision.kind is not DecisionKind.FAIL:
         state = healing.counted(state, decision, now)
     return order_stop(state, decision, now)
 
@@ -266,8 +265,6 @@ def conclude(state: JobState, now: float) -> Result:
     state, decision = _without_stale_path(state), state.decision
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
-        if decision.sources is SourceChange.RELOAD:
-            state = policy.reload_begun(state, policy.steps_reached(state))
         state = replace(state, standstill=policy.standstill_after_order(state))
         return aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
@@ -276,8 +273,7 @@ def conclude(state: JobState, now: float) -> Result:
     state = _with_consequences(state, first)
     again = decide_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
     final = decision if again is None else again.decision
-    is_rollback = final.sources is SourceChange.ROLLBACK
-    state = policy.rolled_back(_failure_noted(state, first)) if is_rollback else _recorded(state, first)
+    state = _recorded(state, first)
     if again is not None:
         state = _counted_again(state, decision, final, now)
         if again.exclude is not None:
@@ -301,11 +297,8 @@ def _with_consequences(state: JobState, first: Cause) -> JobState:
 
 def _counted_again(state: JobState, sent: Decision, final: Decision, now: float) -> JobState:
     """The restart or heal that was ordered with the stop was counted. Count what takes place instead."""
-    was_rollback = sent.sources is SourceChange.ROLLBACK
-    if final.kind is DecisionKind.FAIL or final.sources is SourceChange.ROLLBACK:
-        return state if was_rollback else healing.uncounted(state, sent)
-    if was_rollback:
-        return healing.counted(state, final, now)
+    if final.kind is DecisionKind.FAIL:
+        return healing.uncounted(state, sent)
     return healing.recounted(state, now) if sent.in_place and not final.in_place else state
 
 

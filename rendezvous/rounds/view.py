@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.event_log import Past
-from rendezvous.rounds.policy import outcome_text, reload_on_trial_until
+from rendezvous.rounds.policy import outcome_text
 from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime
@@ -38,9 +38,6 @@ class JobSummary:
     reason: ShortenedSentence = ""
     succeeded: bool = False
     heals: int = 0
-    reloads: int = 0
-    rollbacks: int = 0
-    trial_until: int = 0
     began_at: float = 0.0
     ended_at: float = 0.0
     goodput: float | None = None
@@ -99,9 +96,6 @@ def summary_of(job_id: str, state: JobState, past: Past = _UNKNOWN) -> JobSummar
         reason=_reason(state),
         succeeded=state.outcome is not None and state.outcome.succeeded,
         heals=state.heals_used,
-        reloads=state.reload.reloads,
-        rollbacks=state.reload.rollbacks,
-        trial_until=reload_on_trial_until(state.reload),
         began_at=past.began_at,
         ended_at=past.ended_at,
         goodput=_goodput(state.outcome),

@@ -197,14 +197,6 @@ class RestartOrdered:
 
 
 @dataclass(frozen=True, slots=True)
-class ReloadOrdered:
-    """Start all ranks with the edited script. A failure before so many steps is answered with a rollback."""
-
-    reason: ShortenedSentence
-    steps: int  # 0: no failure is
-
-
-@dataclass(frozen=True, slots=True)
 class NodeResumed:
     """An operator ends the drain or exclusion of a node."""
 
@@ -239,7 +231,6 @@ Event = (
     | JobResized
     | JobAborted
     | RestartOrdered
-    | ReloadOrdered
     | NodeResumed
     | DeadlineReached
 )

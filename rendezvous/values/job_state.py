@@ -123,19 +123,6 @@ class Timers:
         return Timers(*(moved(getattr(self, f.name)) for f in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """Which files of the script the ranks run. See rendezvous/rounds/policy.py."""
-
-    edition: int = 0  # grows with each reload and rollback
-    kept_from: int = 0  # as they were when this generation started; 0: as they are
-    before: int = 0  # where a rollback takes them from; 0: there is no recent reload
-    steps: int = 0  # in which a failure rolls it back ...
-    first_step: int = 0  # ... from this one, as the script numbers them
-    reloads: int = 0
-    rollbacks: int = 0
-
-
 class Stage(StrEnum):
     ASKING = "asking"  # not every node has reported its ranks
     PATIENCE = "patience"  # there is no problem yet; ask again later
@@ -184,7 +171,6 @@ class JobState:
     heal_times: tuple[float, ...] = ()
     streak: Streak = Streak()
     standstill: Standstill = Standstill()
-    reload: Reload = Reload()
     decisions: tuple[Decision, ...] = ()  # the latest DECISIONS_KEPT
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT
     outcome: Outcome | None = None

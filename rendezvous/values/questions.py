@@ -241,23 +241,6 @@ class ProfileWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SourcesWanted:
-    """Can the files of the script be compiled, as they are now?"""
-
-
-@dataclass(frozen=True, slots=True)
-class SourcesSeen:
-    script: ShortenedSentence
-    checksum: str  # of all files; equal on all nodes
-    changed: tuple[
-        ShortenedSentence, ...
-    ] = ()  # since the ranks started, relative to the folder of the script
-    problem: ShortenedSentence = ""  # why the script cannot start
-    watches: bool = False  # all ranks watch for checkpoint requests
-    keeps: bool = False  # the agent has the files that its ranks were started with
-
-
-@dataclass(frozen=True, slots=True)
 class TraceWanted:
     rank: int
     name: str  # of TracePart
@@ -299,19 +282,8 @@ Wanted = (
     | CheckpointWanted
     | ProfileWanted
     | TraceWanted
-    | SourcesWanted
 )
-Told = (
-    CannotAnswer
-    | RanksSeen
-    | Stacks
-    | StepSeen
-    | LogPieces
-    | Checkpointed
-    | TracePart
-    | SourcesSeen
-    | LoggedSeen
-)
+Told = CannotAnswer | RanksSeen | Stacks | StepSeen | LogPieces | Checkpointed | TracePart | LoggedSeen
 FromConversation = Told | Present | Remark | RestartTimes
 
-ACTS = (CheckpointWanted, ProfileWanted, SourcesWanted)  # questions that do more than look
+ACTS = (CheckpointWanted, ProfileWanted)  # questions that do more than look

@@ -270,8 +270,6 @@ class Assignment:
     repeat_steps: int = 0
     repeat_up_to: int = 0  # ... and as the script numbers them; 0: it does not
     wants_times: bool = False  # the service uses reports of the time of ranks (`RankTimesReported`)
-    edition: int = 0  # of the script's files: another one than before needs another template
-    kept_from: int = 0  # the files as they were when this generation started; 0: as they are
     resume_path: str = ""  # what ranks of an earlier generation have saved last (`ddp.on_failure`)
     check_first: bool = (
         False  # the ranks before hung, and the culprit is uncertain: check the node before the start
@@ -296,14 +294,6 @@ class DecisionKind(StrEnum):
     FINISH = "finish"
 
 
-class SourceChange(StrEnum):
-    """Whether the next ranks run other files of the script. See rendezvous/rounds/policy.py."""
-
-    NONE = "none"
-    RELOAD = "reload"  # the edited files
-    ROLLBACK = "rollback"  # the files before the last reload
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A decision with its reason as text. Each failed generation ends with exactly one decision."""
@@ -316,14 +306,11 @@ class Decision:
     nodes: int = 0
     is_interrupt: bool = False  # a person pressed Ctrl-C on some node: ranks get SIGINT first
     in_place: bool = False  # ranks that can be paused keep their processes
-    sources: SourceChange = SourceChange.NONE
     is_crash_loop: bool = False  # FAIL: a rule of --crash-loop ends the job
 
     @property
     def title(self) -> str:
         """The kind as users see it."""
-        if self.sources is not SourceChange.NONE and self.kind is DecisionKind.RESTART:
-            return str(self.sources)
         if not self.in_place:
             return str(self.kind)
         return _IN_PLACE_TITLES.get(self.kind, f"{self.kind}-in-place")

@@ -46,7 +46,6 @@ QUESTIONS = {
     Command.WHY,
     Command.CHECKPOINT,
     Command.PROFILE,
-    Command.RELOAD,
 }
 
 

@@ -13,9 +13,7 @@ from launcher.machine.gpu_state import (
     Layout,
     NvLink,
     in_words,
-    order_by_links,
     ranges,
-    visible_by_links,
 )
 from launcher.preflight.checkup import Grade, judge_layout, judge_place, place_of
 from launcher.settings.options import place
@@ -48,20 +46,17 @@ def test_a_machine_with_switches_and_two_numa_nodes() -> None:
         "8 × H100; NVLink between all GPUs through switches, 18 links each; NUMA node 0: GPU 0-3, mlx5_0, mlx5_1; "
         "NUMA node 1: GPU 4-7, mlx5_2, mlx5_3"
     )
-    (check,) = judge_layout(layout, "", {})
+    (check,) = judge_layout(layout, "")
     assert (check.grade, check.advice) == (
         Grade.OK,
         "--numa-binding node keeps each rank on the CPUs near its GPU",
     )
-    assert judge_layout(layout, "node", {})[0].advice == ""
+    assert judge_layout(layout, "node")[0].advice == ""
 
 
-def test_bridges_between_pairs_and_how_to_make_them_neighbours() -> None:
+def test_bridges_between_pairs() -> None:
     layout = Layout(gpus(4, (0, 2), (1, 3)), (0,) * 4, numa_nodes=1)
     assert in_words(layout) == "4 × H100; NVLink between GPUs 0-2, 1-3"
-    assert order_by_links(layout.gpus) == (0, 2, 1, 3)
-    assert "--gpu-order nvlink: GPUs 0,2,1,3" in judge_layout(layout, "", {})[0].advice
-    assert judge_layout(layout, "", {"CUDA_VISIBLE_DEVICES": "0,1"})[0].advice == ""
 
 
 @pytest.mark.parametrize(
@@ -76,44 +71,6 @@ def test_bridges_between_pairs_and_how_to_make_them_neighbours() -> None:
 )
 def test_other_machines(layout: Layout, words: str) -> None:
     assert in_words(layout) == words
-
-
-@pytest.mark.parametrize(
-    ("environ", "value", "problem"),
-    [
-        ({}, "0,2,1,3", ""),
-        ({"CUDA_VISIBLE_DEVICES": "3, 2,1,0"}, "3,1,0,2", ""),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "", ""),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1,GPU-2"}, "GPU-0,GPU-2,GPU-1", ""),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2,9,3"}, "0,2,1", ""),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "", ""),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, "", "MIG"),
-    ],
-)
-def test_the_order_by_links_respects_what_is_visible(
-    environ: dict[str, str], value: str, problem: str
-) -> None:
-    found = tuple(replace(gpu, uuids=(f"GPU-{gpu.index}",)) for gpu in gpus(4, (0, 2), (1, 3)))
-    ordered, why = visible_by_links(environ, found)
-    assert ordered == value
-    assert problem in why
-
-
-def test_where_the_order_by_links_is_not_known() -> None:
-    linked = gpus(4, (0, 2), (1, 3))
-    mixed = (replace(linked[0], name="L4"), *linked[1:])
-    assert "CUDA_DEVICE_ORDER" in visible_by_links({}, mixed)[1]
-    assert visible_by_links({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, mixed) == ("0,2,1,3", "")
-    assert "does not respond" in visible_by_links({}, linked[1:])[1]
-    assert "no NVIDIA driver" in visible_by_links({}, ())[1]
-
-
-def test_an_order_is_only_proposed_if_it_is_better() -> None:
-    assert order_by_links(gpus(4, (0, 1), (2, 3))) == ()
-    assert order_by_links(gpus(4)) == ()
-    assert order_by_links(switched(8)) == ()
-    assert order_by_links(gpus(3, (0, 1), (0, 2), (1, 2))) == ()
-    assert order_by_links(()) == ()
 
 
 def test_numbers_in_a_row_are_shortened() -> None:

@@ -17,9 +17,12 @@ from launcher.exchange import (
     CheckpointSignal,
     CommunicationFailed,
     Finish,
+    GpusFound,
     GraceOver,
     Isolated,
+    NodePrepared,
     OpenStore,
+    PrepareNode,
     RankEnded,
     ReachStore,
     Send,
@@ -390,6 +393,36 @@ def test_given_up_by_the_service_it_reaps_before_it_joins_again() -> None:
 
 def test_given_up_with_nothing_running_it_joins_again_at_once() -> None:
     assert step(replace(NEW, join=JOIN), GIVEN_UP)[1] == (Send(JOIN),)
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_a_node_is_prepared_beside_what_the_service_says(node_rank: int) -> None:
+    """It waits for GPU memory, or checks itself again, for up to half a minute."""
+    next_one = assignment(2, node_rank)
+    freed, _ = step(replace(REJOINING, assignment=assignment(), over=False), GpusFound())
+    waiting, actions = step(freed, Assigned(next_one))
+    assert actions == (PrepareNode(next_one, frees_memory=True),)
+    assert step(waiting, Ended(OUTCOME))[1] == (FAILED,)
+    stopped, actions = step(waiting, restart(2))
+    assert actions == (Sweep(2),)
+    assert step(stopped, NodePrepared(2)) == (stopped, ())
+    assert step(waiting, LOST)[1] == (), "the store is not open yet"
+    assert step(waiting, NodePrepared(1)) == (waiting, ())
+    ready, actions = step(waiting, NodePrepared(2))
+    assert actions == ((OpenStore(2),) if node_rank == 0 else ())
+    assert step(ready, NodePrepared(2)) == (ready, ())
+    if node_rank:
+        told, actions = step(waiting, StoreAt(2, STORE))
+        assert actions == ()
+        assert step(told, NodePrepared(2))[1] == (ReachStore(next_one, STORE),)
+
+
+def test_a_node_is_prepared_only_if_there_is_something_to_do() -> None:
+    gpus = replace(REJOINING, has_gpus=True)
+    assert step(replace(NEW, has_gpus=True), Assigned(assignment()))[1] == (OpenStore(1),)
+    assert step(gpus, Assigned(replace(assignment(2), in_place=True)))[1] == (OpenStore(2),)
+    again = replace(assignment(2), check_first=True)
+    assert step(REJOINING, Assigned(again))[1] == (PrepareNode(again, frees_memory=False),)
 
 
 def test_overtaken_by_a_newer_world_it_takes_its_place_once_the_old_ranks_are_reaped() -> None:

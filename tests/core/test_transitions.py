@@ -21,11 +21,13 @@ from launcher.exchange import (
     CheckpointSignal,
     CommunicationFailed,
     ConditionMet,
+    GpusFound,
     Grace,
     GraceOver,
     Inspected,
     Isolated,
     LastInspected,
+    NodePrepared,
     RankEnded,
     RankHeals,
     RankParked,
@@ -91,14 +93,16 @@ def facts() -> list[AgentEvent]:
         Isolated("cut off"),
         ZygoteReplaced("it was lost", 137),
         StartFailed("no rank can be started"),
+        GpusFound(),
     ]
     for generation in (1, 2):
         for node_rank in (0, 1):
             mine = Assignment(generation, node_rank, 2, 2 * node_rank, 2, 4, "default", 0, 2, 0, 3, "a")
             found.append(Assigned(mine))
             found.append(Assigned(replace(mine, in_place=True)))
-            found.append(Assigned(replace(mine, edition=1, kept_from=1)))
+            found.append(Assigned(replace(mine, check_first=True)))
         found += [
+            NodePrepared(generation),
             StoreAt(generation, STORE),
             StoreListens(generation, STORE),
             StoreFailed(generation, "taken"),

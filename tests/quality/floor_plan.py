@@ -430,8 +430,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 70_450
-MOST_HOUSE_FILES = 318
+MOST_HOUSE_LINES = 69_450
+MOST_HOUSE_FILES = 317
 MOST_WING_LINES = 17_200
 MOST_WING_FILES = 93
 MOST_SHARED_FILE_NAMES, MOST_SHARED_CLASS_NAMES = 17, 21

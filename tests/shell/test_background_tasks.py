@@ -51,7 +51,7 @@ def test_a_cancelled_errand_is_not_an_error() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("broken", ["reports", "with_recorders", "with_stacks", "with_monitor", ""])
+@pytest.mark.parametrize("broken", ["reports", "with_recorders", "with_stacks", "await_dumps", ""])
 def test_every_errand_ends_with_its_fact(broken: str) -> None:
     async def through(value: Any, name: str) -> Any:
         return fail() if name == broken else value
@@ -60,7 +60,7 @@ def test_every_errand_ends_with_its_fact(broken: str) -> None:
         reports=fail if broken == "reports" else lambda: SIGHTS,
         with_recorders=lambda _generation, seen: through(seen, "with_recorders"),
         with_stacks=lambda cause: through(cause, "with_stacks"),
-        with_monitor=lambda _generation, cause: through(cause, "with_monitor"),
+        await_dumps=lambda _generation: through(None, "await_dumps"),
     )
 
     async def main() -> list[AgentEvent]:

@@ -214,29 +214,6 @@ def test_the_layout_of_a_machine_is_read(driver: FakeDriver, tmp_path: Path) -> 
     assert [gpu.index for gpu in read_layout(str(root), driver.library).gpus] == [1]
 
 
-def test_linked_gpus_become_neighbours_where_it_is_asked_for(driver: FakeDriver, launch: Launch) -> None:
-    pairs = {f"gpu{at}_peer": at ^ 2 for at in range(4)}
-    linked = {
-        f"gpu{at}_{what}": number for at in range(4) for what, number in (("links", 2), ("to_switch", 0))
-    }
-    driver.play(gpus=4, **pairs, **linked)
-    words = (
-        "--nproc-per-node",
-        "1",
-        "--preflight",
-        "off",
-        "--no-python",
-        "sh",
-        "-c",
-        "echo see $CUDA_VISIBLE_DEVICES",
-    )
-    ordered = launch("--gpu-order", "nvlink", *words, env=driver.environ)
-    plain = launch(*words, env=driver.environ | {"CUDA_VISIBLE_DEVICES": "1,0"})
-    assert [ordered.wait(), plain.wait()] == [0, 0]
-    assert "see 0,2,1,3" in ordered.stdout()
-    assert "see 1,0" in plain.stdout()
-
-
 def test_the_doctor_finds_the_library_by_its_name(driver: FakeDriver) -> None:
     driver.play(gpus=2, gpu1_ecc=1, gpu0_pcie_width=4)
     command = (sys.executable, "-m", "launcher", "doctor", "--preflight", "quick", "--nproc-per-node", "2")

@@ -21,8 +21,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from launcher.template import learning
 learning._SPARE_BYTES = 0
-told = []
-mine = learning.Learner(told.append)
+mine = learning.Learner()
 for rank, text in enumerate(sys.argv[2:]):
     notes = mine.rank_starts(rank)
     pid = os.fork()
@@ -36,7 +35,7 @@ mine.turn()
 mine.turn()
 learned = sys.modules.get("torch._dynamo")
 assert dict(os.environ) == before
-print(json.dumps([bool(told), getattr(learned, "VALUE", None), "somebody" in sys.modules]))
+print(json.dumps([learned is not None, getattr(learned, "VALUE", None), "somebody" in sys.modules]))
 """
 SMALL = """
 import os
@@ -55,9 +54,9 @@ def learned(folder: Path, *ranks: str, env: dict[str, str] | None = None) -> tup
     env = os.environ | {"PYTHONPATH": str(folder)} | (env or {})
     done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    has_told, value, is_somebody_there = json.loads(done.stdout)
+    is_there, value, is_somebody_there = json.loads(done.stdout)
     assert not is_somebody_there, "only torch and ddp are known"
-    return has_told, value
+    return is_there, value
 
 
 def test_what_all_ranks_import_is_imported_under_their_variables(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def state():
         threading.active_count(), tempfile.tempdir, own, sys.excepthook, os.umask(0o22),
         torch.get_default_dtype(), torch.get_num_threads())))
 
-mine = learning.Learner(lambda report: None)
+mine = learning.Learner()
 mine.rank_starts(0)
 before = state()
 for name in ("torch._dynamo", "ddp", "ddp.reducer.module", "ddp.elastic"):

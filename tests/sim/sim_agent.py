@@ -18,6 +18,7 @@ from launcher.exchange import (
     AskCheckpoint,
     CheckpointOver,
     Finish,
+    GpusFound,
     Grace,
     GraceOver,
     Inspected,
@@ -25,8 +26,10 @@ from launcher.exchange import (
     InspectRanks,
     Isolated,
     LastInspected,
+    NodePrepared,
     OpenStore,
     PauseRanks,
+    PrepareNode,
     ReachStore,
     Send,
     SignalRanks,
@@ -68,7 +71,7 @@ if TYPE_CHECKING:
     from rendezvous.client.session_rules import SessionEvent
 
 _GRACE_S = {Grace.FULL: 2.0, Grace.OF_ACCUSED: 1.0, Grace.TOGETHER: 1.5, Grace.LAST: 1.0, Grace.UNASKED: 1.0}
-_FAREWELL_S = 1.0
+_FAREWELL_S, _PREPARES_S = 1.0, 0.5
 
 
 class SimAgent:
@@ -92,6 +95,8 @@ class SimAgent:
         self.journal = MemoryJournal(machine()) if world.keeps_journals else None
         if self.journal is not None:
             self.journal.started(self.state, world.clock.now)
+        if world.has_gpus:
+            self.take(GpusFound())
         assert self.state.join is not None
         self._step_session(MessageSent(self.state.join))
         self.after(world.chance.pause_s(0.0, 1.0), self._beat)
@@ -136,6 +141,8 @@ class SimAgent:
         match action:
             case Send(message):
                 self._step_session(MessageSent(message))
+            case PrepareNode(assignment, _):
+                self.after(_PREPARES_S, partial(self.take, NodePrepared(assignment.generation)))
             case OpenStore(generation):
                 ranks.open_store(generation)
             case ReachStore(assignment, _):

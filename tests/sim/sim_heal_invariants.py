@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from sim_violation import require
 
-from rendezvous.values.events import AgentStopped, Assigned, HealReady, ReloadOrdered, RestartOrdered, Tell
+from rendezvous.values.events import AgentStopped, Assigned, HealReady, RestartOrdered, Tell
 from rendezvous.values.job_state import JobState, Phase
-from rendezvous.values.types import Decision, DecisionKind, FailureClass, PolicyAction, Recover, SourceChange
+from rendezvous.values.types import Decision, DecisionKind, FailureClass, PolicyAction, Recover
 
 if TYPE_CHECKING:
     from rendezvous.values.events import Effect, Event
@@ -24,8 +24,7 @@ def check_stop_in_place(before: JobState, event: Event, after: JobState) -> None
         spec.recover is Recover.RESTART
         or bool(after.refusal)
         or decision.kind is DecisionKind.FAIL
-        or isinstance(event, RestartOrdered | ReloadOrdered)
-        or decision.sources is SourceChange.ROLLBACK
+        or isinstance(event, RestartOrdered)
         or not _may_heal(after, decision.cause)
         or not any(_survives(before, after, node) for node in before.ready)
     )

@@ -29,7 +29,6 @@ from rendezvous.values.types import (
     Decision,
     DecisionKind,
     FailureClass,
-    SourceChange,
     World,
 )
 
@@ -122,12 +121,7 @@ class Monitor:
         require(state.restarts_used <= self._world.spec.budget.limit, "more restarts than the budget has")
         final = {d.generation: d for d in state.decisions if d.cause is not None}
         restarts = [d for d in final.values() if d.kind not in _NO_RESTART]
-        generations = [d.generation for d in restarts if d.sources is not SourceChange.ROLLBACK]
-        rollbacks = len(restarts) - len(generations)
-        require(
-            rollbacks <= state.reload.rollbacks + 1, "a rollback was not carried out"
-        )  # the last one: yet
-        require(state.reload.rollbacks <= state.reload.reloads, "a rollback without a reload")
+        generations = [d.generation for d in restarts]
         plain = [g for g in generations if not final[g].in_place]
         require(len(plain) <= state.restarts_used, "a restart after a failure counts as a heal")
         charged = state.restarts_used + state.heals_used

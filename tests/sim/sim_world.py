@@ -23,7 +23,6 @@ from rendezvous.values.events import (
     JobResized,
     NodeDrained,
     NodeResumed,
-    ReloadOrdered,
     RestartOrdered,
 )
 from rendezvous.values.job_state import Phase
@@ -44,6 +43,7 @@ class SimWorld:
     def __init__(self, chance: Chance, spec: JobSpec, addresses: tuple[str, ...] = ADDRESSES[:2]) -> None:
         self.chance, self.spec, self.endpoints = chance, spec, addresses
         self.isolation_timeout_s = 30.0
+        self.has_gpus = False
         self.healed_at: float | None = None
         self.no_route: set[str] = set()  # nodes that do not reach the store of rank 0
         self.clock = Clock()
@@ -115,6 +115,7 @@ class Job(SimWorld):
         self.rng = rng = chance.rng
         super().__init__(chance, chance.spec(), rng.choice((ADDRESSES[:1], ADDRESSES[:2], ADDRESSES)))
         self.isolation_timeout_s = rng.choice((1.5, 30.0))
+        self.has_gpus = seed % 2 == 1  # not drawn: the other seeds stay what they were
         spare = rng.choice((0, 0, 1, 2))
         self.nodes = [f"n{i}" for i in range(self.spec.max_nodes + spare)]
         for node in self.nodes:
@@ -189,7 +190,6 @@ class Job(SimWorld):
     def _order(self) -> None:
         node, most = self.rng.choice(self.nodes), self.spec.max_nodes
         orders = [NodeDrained(node, "repairs"), NodeResumed(node), RestartOrdered("a whim")] * 3
-        orders += [ReloadOrdered("an edit", 10)] * 2
         orders += [
             JobResized(1, most),
             JobResized(1, max(1, most - 1)),

@@ -74,7 +74,7 @@ def test_from_the_start_of_a_job_to_its_end(browser: Browser, served: Site, tmp_
             look_at_a_rank(page)
             tail_the_output(page, job.there / "q-hello")
             kill_a_rank(page, served)
-            reload_the_script(page, job)
+            restart_the_ranks(page)
             lose_the_service(page, served)
             press(page, "Abort")
             page.get_by_label("Reason").fill("seen enough")
@@ -131,20 +131,12 @@ def kill_a_rank(page: Page, served: Site) -> None:
     expect(page.locator(".head")).to_contain_text("generation 2")
 
 
-def reload_the_script(page: Page, job: Launched) -> None:
-    """A script that cannot be compiled is refused in the dialog, which stays open; then it is corrected."""
-    script = job.folder / "train.py"
-    source = script.read_text()
-    script.write_text("def broken(:\n")
-    press(page, "Reload")
-    page.get_by_label("Reason").fill("a better loss")
-    press(page, "Reload seen")
-    problem = page.get_by_role("dialog").get_by_role("alert")
-    expect(problem).to_contain_text("train.py, line 1: SyntaxError")
+def restart_the_ranks(page: Page) -> None:
     page.evaluate("document.querySelector('.events li').isKept = true")
-    script.write_text(f"{source}# a better loss\n")
-    press(page, "Reload seen")
-    expect(page.locator("#announcer")).to_contain_text(f"Reload seen: changed: {script.name}")
+    press(page, "Restart")
+    page.get_by_label("Reason").fill("a better loss")
+    press(page, "Restart seen")
+    expect(page.locator("#announcer")).to_contain_text("Restart seen: done")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.locator(".head")).to_contain_text("generation 3")
     expect(page.locator(".head .badge")).to_have_text("running")

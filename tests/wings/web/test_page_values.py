@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from ddp_launch_wings.web import server
 from ddp_launch_wings.web.figures import MOST_POINTS, Series, point_of
 from ddp_launch_wings.web.requests import Backlog, BadRequest, logs_request, order_request, wire
-from rendezvous.control.commands import parser
-from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.rank_time import CLASSES, JobTime, RankTime, TimeSpent
 
 REPLACING = frozenset({"job"})
@@ -112,7 +108,6 @@ def body(**fields: Any) -> bytes:
         body(action="explode"),
         body(action="drain"),
         body(action="abort", node="n"),
-        body(action="reload", node="n"),
         body(action="abort", reason="x" * 401),
         body(action="abort", reason=3),
         b'{"action": "abort"}',
@@ -153,24 +148,3 @@ def test_requests_are_read() -> None:
     assert (order.job, order.action, order.node, order.reason) == ("a", "drain", "n", "fan")
     logs = logs_request(body(ranks=[3], tail=10, places=[[1, 3, "stderr", 5]], wait_s=2))
     assert (logs.ranks, logs.tail, logs.places, logs.wait_s) == ((3,), 10, ((1, 3, "stderr", 5),), 2.0)
-
-
-class Service:
-    """Answers the one call that a reload is, and keeps its request."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
-
-    async def call(self, method: str, request: Any, *, longer_s: float = 0.0) -> Any:
-        self.asked.append((method, request))
-        return pb.ReloadJobResponse(kept=True, changed=["train.py"])
-
-
-def test_a_reload_is_that_of_ddpctl() -> None:
-    service: Any = Service()
-    done = asyncio.run(server.order(service, order_request(body(action="reload", reason="lr"))))
-    assert (done["changed"], done["kept"], done["silent"]) == (["train.py"], True, [])
-    ((method, request),) = service.asked
-    told = parser().parse_args(["reload", "a"])
-    assert (method, request.job_id, request.reason) == ("ReloadJob", "a", "lr (on the page)")
-    assert (request.steps, request.wait_s) == (told.steps, told.wait)

@@ -6,23 +6,17 @@ import { announce, dialog, fill, h } from "./dom.js";
 const WORDS = {
   checkpoint: ["Take a checkpoint", "All ranks take a checkpoint and go on. The script must watch for requests, as scripts with ddp.elastic do."],
   restart: ["Restart", "All ranks are stopped and started again. Steps since the last checkpoint are repeated."],
-  reload: ["Reload", "All ranks are stopped and started again with the edited files of the script. If one fails within its first 10 steps, the earlier files are taken again."],
   abort: ["Abort", "The job ends, and its ranks are stopped. This cannot be undone."],
   drain: ["Drain", "The node is taken out of the job. A spare node takes its place, or the job goes on with fewer nodes."],
   resume: ["Resume", "The node may take part in the job again."],
 };
-const DANGEROUS = new Set(["abort", "restart", "reload", "drain"]);
-
-function reloaded({ changed, kept }) {
-  const files = changed.join(", ") || "no file";
-  return `changed: ${files}${kept ? "" : "; the earlier files are not kept, so there is no way back"}`;
-}
+const DANGEROUS = new Set(["abort", "restart", "drain"]);
 
 export class Orders {
   constructor(state, name) {
     Object.assign(this, { state, name });
     const button = (action) => h("button", { type: "button", class: action === "abort" ? "danger" : "", onclick: () => this.ask(action) }, WORDS[action][0]);
-    this.element = h("div", { class: "row", role: "group", "aria-label": "Orders" }, ["checkpoint", "restart", "reload", "abort"].map(button));
+    this.element = h("div", { class: "row", role: "group", "aria-label": "Orders" }, ["checkpoint", "restart", "abort"].map(button));
     this.element.hidden = true;
     state.on("job", () => (this.element.hidden = !this.allowed || state.job.is_over));
   }
@@ -54,7 +48,7 @@ export class Orders {
         const found = await post("order", { job: this.name, action, reason: reason.value, ...(node ? { node } : {}) });
         if (!found.silent.length) {
           box.close();
-          return announce(`${what}: ${action === "reload" ? reloaded(found) : "done"}`);
+          return announce(`${what}: done`);
         }
         fill(problem, h("p", { class: "problem" }, found.silent.slice(0, 3).join("; ")));
       } catch (error) {
