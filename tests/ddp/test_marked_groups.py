@@ -72,7 +72,16 @@ dist.destroy_process_group()
 WAY = "broadcast all_reduce all_reduce all_gather gather scatter reduce reduce_scatter barrier all_to_all"
 
 
-@pytest.mark.parametrize("group", ["inheriting", "deferring", "shm", "shm of the zygote"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "inheriting",
+        *(
+            pytest.param(each, marks=pytest.mark.nightly)
+            for each in ("deferring", "shm", "shm of the zygote")
+        ),
+    ],
+)
 def test_each_collective_is_recorded_once(group: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, group], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]

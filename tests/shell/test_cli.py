@@ -265,6 +265,7 @@ def load():
 """
 
 
+@pytest.mark.nightly(instead="::test_gpus_are_counted_from_the_drivers")
 def test_devices_of_an_extension_are_counted_by_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

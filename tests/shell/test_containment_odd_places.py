@@ -152,6 +152,7 @@ def test_hard_limit_on_open_files_is_told(launch: Launch) -> None:
     job.assert_nothing_left(0.0)
 
 
+@pytest.mark.nightly(instead="::test_deleted_folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount namespace")
 def test_without_shared_memory(launch: Launch, tmp_path: Path) -> None:
     source = tmp_path / "without.py"

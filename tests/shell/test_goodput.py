@@ -59,6 +59,7 @@ while not os.path.exists(finish):
 SHARE = re.compile(r"(\w+) ([0-9.]+) %")
 
 
+@pytest.mark.nightly(instead="core/test_time_ledger.py")
 def test_a_job_says_what_its_time_was_spent_on(launch: Launch) -> None:
     with serving("--insecure", "--http", "127.0.0.1:0") as service:
         (metrics,) = [line.split("metrics at ")[1].strip() for line in service.log if "metrics at" in line]

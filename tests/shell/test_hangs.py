@@ -87,6 +87,7 @@ def assert_back_in_time(job: Launched) -> None:
     assert LIMIT_S <= took < 20 * LIMIT_S, f"{took:.2f} s\n{job.stderr()}"
 
 
+@pytest.mark.nightly(instead=("core/test_diagnosis.py", "::test_the_report_holds_the_stack_of_the_rank"))
 def test_the_one_who_is_the_reason_is_named_and_the_job_goes_on(launch: Launch) -> None:
     """It computes in native code, which holds the interpreter. bench/faults has the other ways to hang."""
     says = (
@@ -117,7 +118,7 @@ def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
 
 @pytest.mark.nightly(
     instead=(
-        "::test_the_one_who_is_the_reason_is_named_and_the_job_goes_on",
+        "::test_the_report_holds_the_stack_of_the_rank",
         "faults/test_faults.py::test_a_fault",
     )
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,6 +116,7 @@ def test_a_script_that_cannot_heal_restarts_and_says_why(launch: Launch) -> None
 # --- what heals leave behind ------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly(instead="::test_the_others_keep_their_processes_when_rank_0_is_killed")
 def test_many_heals_leave_no_process_and_no_descriptor(launch: Launch) -> None:
     words = ("--nproc-per-node", "3", "--crash-loop", "off", "--no-learn-imports")
     job = launch(*words, source=TRAINS, fake_torch="")
@@ -147,8 +150,28 @@ def children(pid: int) -> list[str]:
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    with serving() as service:
+def journals(tmp_path: Path) -> Path:
+    """Of the service: what it has heard of the jobs."""
+    return tmp_path / "journals"
+
+
+def await_ready(journals: Path, generation: int, nodes: int) -> None:
+    """The service knows that the ranks of all nodes can be paused: a node that goes before costs a restart."""
+    command = [sys.executable, "-m", "rendezvous.control.ctl", "replay", "--all"]
+
+    def ready() -> bool:
+        said = [
+            subprocess.run([*command, str(path)], capture_output=True, text=True).stdout
+            for path in journals.glob("*")
+        ]
+        return "".join(said).count(f"generation {generation} ready") == nodes
+
+    eventually(ready, what=f"{nodes} nodes are ready to heal")
+
+
+@pytest.fixture
+def service(journals: Path) -> Iterator[Service]:
+    with serving("--journal-dir", str(journals)) as service:
         yield service
 
 
@@ -175,7 +198,7 @@ class Nodes:
 
 
 def test_a_world_grows_and_shrinks_without_the_start_of_a_rank_that_stays(
-    launch: Launch, tmp_path: Path, service: Service
+    launch: Launch, tmp_path: Path, service: Service, journals: Path
 ) -> None:
     nodes = Nodes(launch, tmp_path, service.endpoint, PRINTS)
     words = ("--nnodes", "1:2", "--scale-up", "immediate", "--last-call", "0.2")
@@ -186,6 +209,7 @@ def test_a_world_grows_and_shrinks_without_the_start_of_a_rank_that_stays(
     both = world(nodes.there, 2, 4)
     assert {rank: both.ranks[rank].pid for rank in (0, 1)} == alone.pids()
     assert [both.ranks[rank].joins for rank in range(4)] == [False, False, True, True]
+    await_ready(journals, 2, 2)
     first.send(signal.SIGTERM)  # the node that has rank 0 and the store
     assert first.wait() == 143
     left = world(nodes.there, 3, 2)
@@ -201,11 +225,12 @@ def test_a_world_grows_and_shrinks_without_the_start_of_a_rank_that_stays(
 
 
 def test_the_ranks_of_the_other_node_keep_their_processes_when_an_agent_is_killed(
-    launch: Launch, tmp_path: Path, service: Service
+    launch: Launch, tmp_path: Path, service: Service, journals: Path
 ) -> None:
     nodes = Nodes(launch, tmp_path, service.endpoint, TRAINS)
     first, second = nodes.start("--nnodes", "2"), nodes.start("--nnodes", "2")
     both = world(nodes.there, 1, 4)
+    await_ready(journals, 1, 2)
     store, other = (first, second) if both.ranks[0].pid in first.processes() else (second, first)
     store.send(signal.SIGKILL)  # the store goes with it; the others are paused until a replacement joins
     third = nodes.start("--nnodes", "2")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import FAMILY, SOON_S, eventually
-from ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,24 +98,6 @@ def test_a_second_ctrl_c_does_not_wait_for_detached_processes(launch: Launch) ->
     assert job.agent.returncode == 130
     assert not job.is_there("saved-0")()
     job.assert_nothing_left(0.0)
-
-
-@pytest.mark.parametrize("nodes", ["2", pytest.param("1:2", marks=pytest.mark.nightly)])
-def test_ctrl_c_on_one_node_ends_the_job_on_all(launch: Launch, tmp_path: Path, nodes: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SAVES)
-    words = ("--no-warm-start", "--nproc-per-node", "1", "--nnodes", nodes, "--rdzv-id", "interrupted")
-    place = ("--rendezvous", f"127.0.0.1:{free_port()}", "--insecure", "--last-call", "60")
-    first = launch(*words, *place, str(script))
-    first.await_listening(int(place[1].rpartition(":")[2]))
-    second = launch(*words, *place, str(script), env={"THERE": str(first.there)})
-    first.await_there("rank-0", "rank-1", "worker-0", "worker-1")
-    second.send(signal.SIGINT)
-    assert second.wait() == 130, second.stderr()
-    assert first.wait() == 130, first.stderr()
-    assert first.is_there("except-0", "except-1", "atexit-0", "atexit-1")(), sorted(os.listdir(first.there))
-    assert "stopped by SIGINT on" in first.stderr()
-    assert "job failed" not in first.said()
 
 
 def test_repeated_ctrl_c_kills(launch: Launch) -> None:

@@ -32,11 +32,16 @@ _IN_A_CHILD = "import installed, os\nif os.fork() == 0:\n    import torch\n    o
     ("module", "source", "named"),
     [
         (_SETS, "import installed, json, torch\n", "OMP_NUM_THREADS"),
-        (_SETS, "import installed\nfrom torch.distributed import TCPStore\n", "OMP_NUM_THREADS"),
+        pytest.param(
+            _SETS,
+            "import installed\nfrom torch.distributed import TCPStore\n",
+            "OMP_NUM_THREADS",
+            marks=pytest.mark.nightly,
+        ),
         (_SETS, _IN_A_CHILD, "OMP_NUM_THREADS"),
-        (_UNSETS, "import installed, torch\n", "TORCH_READ_BY_IT"),
+        pytest.param(_UNSETS, "import installed, torch\n", "TORCH_READ_BY_IT", marks=pytest.mark.nightly),
         (_SETS, "import torch, installed\nimport torch.distributed\n", ""),
-        (_SETS, "import installed\n", ""),
+        pytest.param(_SETS, "import installed\n", "", marks=pytest.mark.nightly),
         (_INNOCENT, "import installed, torch\n", ""),
     ],
 )

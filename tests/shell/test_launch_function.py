@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 from launched import eventually
 from ports import free_port
-from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
+from seen import SeenTerminal, on_terminal
 
 import ddp
 from ddp.launching import parcels
 from ddp.launching.errors import name_of, options_of
 from rendezvous.values.error_codes import Code
 
-__all__ = ["kind_of_terminal", "seen"]  # fixtures
 QUICK = {"warm_start": False, "nproc": 2}  # the functions here need no torch
 
 
@@ -81,15 +80,6 @@ def test_a_traceback_shows_the_lines_of_a_cell_of_a_notebook(
     with pytest.raises(ddp.LaunchError) as caught:
         ddp.launch(space["of_a_cell"], warm_start=False, nproc=1)
     assert '    raise ValueError("seen")\n' in caught.value.traceback
-
-
-def test_ranks_are_restarted_as_in_any_job(tmp_path: Path) -> None:
-    def train() -> int:
-        if os.environ["DDP_RESTART_COUNT"] == "0":
-            os._exit(3)
-        return int(os.environ["DDP_RESTART_COUNT"])
-
-    assert ddp.launch(train, max_restarts=1, **QUICK) == [1, 1]
 
 
 def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
@@ -218,6 +208,7 @@ print(ddp.launch(fit, args=(10,), nproc=2, warm_start=False, nnodes=2, rendezvou
 """
 
 
+@pytest.mark.nightly(instead="::test_it_returns_what_each_rank_returned")
 def test_each_node_gets_the_results_of_its_ranks(tmp_path: Path) -> None:
     """The folders of the function differ, and the nodes agree on the job and on the arguments of its script."""
     (tmp_path / "node.py").write_text(NODE)
@@ -260,7 +251,7 @@ print(ddp.launch(fit, nproc=2, max_restarts=1))
 """
 
 
-@pytest.mark.nightly(instead=("::test_ranks_are_restarted_as_in_any_job", "shell/test_heals.py"))
+@pytest.mark.nightly(instead=("::test_it_returns_what_each_rank_returned", "shell/test_heals.py"))
 def test_a_job_that_was_healed_returns_results(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=HEALED, cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -132,6 +132,7 @@ assert of_sympy.rng.getstate() != first, "each rank draws numbers of its own"
 """
 
 
+@pytest.mark.nightly(instead="::test_what_all_ranks_import_is_imported_under_their_variables")
 def test_a_fork_can_inherit_what_is_known() -> None:
     words = [sys.executable, "-c", INHERITED, str(ROOT)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
@@ -157,12 +158,7 @@ if is_first:
 """
 
 
-@pytest.mark.nightly(
-    instead=(
-        "::test_what_all_ranks_import_is_imported_under_their_variables",
-        "::test_a_fork_can_inherit_what_is_known",
-    )
-)
+@pytest.mark.nightly(instead="::test_what_all_ranks_import_is_imported_under_their_variables")
 def test_a_death_in_the_first_step_repeats_no_import(launch: Launch, tmp_path: Path) -> None:
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "SCRIPT", str(tmp_path / "stepped"))
     job = launch(*words, source=DIES_AT_ONCE, fake_torch=None)

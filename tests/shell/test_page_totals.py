@@ -316,6 +316,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.nightly(instead="::test_the_end_of_a_backward_pass_that_waits")
 @pytest.mark.parametrize("kind", ["torchs", "hidden"])
 def test_the_waiting_of_torchs_reducer_is_no_backward_pass(
     pages: Pages, kind: str, monkeypatch: pytest.MonkeyPatch

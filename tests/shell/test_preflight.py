@@ -62,6 +62,7 @@ def test_the_table_is_for_people_and_the_exit_code_for_scripts() -> None:
     assert done.stdout.splitlines()[-1].startswith("failed: 1 check failed")
 
 
+@pytest.mark.nightly(instead="core/test_checkup.py")
 def test_full_lets_the_cpu_work() -> None:
     report = json.loads(doctor("--json").stdout)
     assert report["level"] == "full"
@@ -150,6 +151,7 @@ def test_nodes_meet_measure_and_then_run(launch: Launch, port: int, tmp_path: Pa
         each.assert_nothing_left()
 
 
+@pytest.mark.nightly(instead="::test_nodes_meet_measure_and_then_run")
 def test_doctors_meet_whatever_an_earlier_meeting_was_called(port: int) -> None:
     words = ("--json", "--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}")
     command = (sys.executable, "-m", "launcher", "doctor", *words)

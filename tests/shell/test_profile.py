@@ -6,6 +6,7 @@ import gzip
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from launched import eventually
 from served import serving
 
@@ -14,7 +15,6 @@ from rendezvous.control.ctl import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from launched import Launch
 
 TRAIN = """
@@ -32,6 +32,7 @@ while not os.path.exists(os.path.join(os.environ["THERE"], "end")):
 """
 
 
+@pytest.mark.nightly(instead="core/test_profiling.py")
 def test_the_trace_shows_the_steps_of_the_rank(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,7 +75,10 @@ def test_the_environments_import_what_they_should(sides: Environments) -> None:
         assert run("ddpctl", "--version", env=sides[side])[1] == f"ddpctl {version}\n"
 
 
-@pytest.mark.parametrize(("service", "agents"), [("released", "present"), ("present", "released")])
+@pytest.mark.parametrize(
+    ("service", "agents"),
+    [("released", "present"), pytest.param("present", "released", marks=pytest.mark.nightly)],
+)
 def test_a_job_restarts_and_ends_and_its_history_is_read(
     service: Side, agents: Side, sides: Environments, tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_job_restarts_and_ends_and_its_history_is_read(
         assert (kept["phase"], kept["restarts"]) == ("PHASE_ENDED", 1)
 
 
+@pytest.mark.nightly(instead="core/test_disagreement.py")
 def test_agents_of_two_releases_are_not_in_one_job(sides: Environments) -> None:
     with serving(env=sides["present"]) as served:
         first = node(served.endpoint, "mixed", "--no-python", "sleep", "100", env=sides["released"])

@@ -276,6 +276,7 @@ def test_decisions_go_on_when_their_owner_is_killed_or_frozen(cluster: EtcdClust
         soon(story(replicas))
 
 
+@pytest.mark.nightly(instead="wings/etcd/test_etcd_owners.py")
 @needs_etcd
 def test_an_owner_that_is_cut_off_from_etcd_leaves_its_jobs_to_another(cluster: EtcdCluster) -> None:
     """Its agents still reach it, and are sent on."""

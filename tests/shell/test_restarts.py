@@ -128,57 +128,6 @@ def test_a_rank_that_ended_well_early_does_not_hide_a_later_failure(launch: Laun
     assert job.failure()["first_cause"]["rank"] == 1
 
 
-def test_two_ranks_that_fail_at_once_give_one_cause(launch: Launch) -> None:
-    job = launch(*PLAIN, source="import os, sys\nsys.exit(10 + int(os.environ['RANK']))\n")
-    assert job.wait() in (10, 11)
-    told = job.failure()
-    assert told["exit_code"] == 10 + told["first_cause"]["rank"]
-
-
-def test_what_a_rank_does_after_it_was_told_to_stop_is_not_the_cause(launch: Launch) -> None:
-    """Neither for the box nor for --failure-policy, which permits the restart after exit code 3 only."""
-    source = FAMILY + (
-        "def told(*_):\n    raise RuntimeError('told to stop')\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit(5)\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    signal.signal(signal.SIGTERM, told)\n"
-        "    there('rank')\n"
-        "    while True: signal.pause()\n"
-        "while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
-        "sys.exit(3)\n"
-    )
-    policy = "user-exception=fail,exit-code=fail,exit-code:3=restart"
-    job = launch(*PLAIN, "--max-restarts", "3", "--failure-policy", policy, source=source)
-    assert job.wait() == 5
-    first, last = job.failure()["decisions"]
-    assert "rank 1 on " in first["reason"]
-    assert (first["kind"], last["kind"]) == ("restart", "fail")
-    assert job.said().count("(restart 1 of 3)") == 1
-    assert "told to stop" not in job.failure()["summary"]
-
-
-def test_a_peer_that_sees_the_end_of_its_own_connection_is_not_the_cause(launch: Launch) -> None:
-    source = FAMILY + (
-        "import socket\n"
-        "path = os.environ['THERE'] + '/socket'\n"
-        "s = socket.socket(socket.AF_UNIX)\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    s.bind(path); s.listen(1); there('rank')\n"
-        "    peer = s.accept()[0]\n"
-        "    stat = f'/proc/{int(peer.recv(9))}/stat'\n"
-        "    peer.recv(1)\n"  # the kernel closes descriptors shortly before a process has ended
-        "    while os.path.exists(stat) and open(stat).read().rpartition(')')[2].split()[0] not in 'ZX': pass\n"
-        "    os._exit(7)\n"
-        "while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
-        "s.connect(path)\n"
-        "s.send(b'%d' % os.getpid())\n"
-        "os._exit(3)\n"
-    )
-    job = launch(*PLAIN, source=source)
-    assert job.wait() == 3
-    assert job.failure()["first_cause"]["rank"] == 1
-
-
 def test_an_exception_that_the_script_has_handled_is_not_the_reason(launch: Launch) -> None:
     source = RANK_0_STAYS + (
         "import traceback\n"
@@ -202,31 +151,6 @@ def test_program_that_cannot_be_executed(launch: Launch, tmp_path: Path) -> None
     assert job.wait() == 127
     assert "cannot start" in job.stderr()
     job.assert_nothing_left(0.0)
-
-
-def test_consequence_is_not_the_cause(launch: Launch) -> None:
-    """Rank 1 drops its connections first and raises only when rank 0 has already failed because of that."""
-    source = FAMILY + (
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "x = torch.ones(1)\n"
-        "dist.all_reduce(x)\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "    dist.destroy_process_group()\n"
-        "    while not os.path.exists(os.environ['THERE'] + '/failed-0'): time.sleep(0.001)\n"
-        "    raise ValueError('the real cause')\n"
-        "try:\n"
-        "    while True: dist.all_reduce(x)\n"
-        "except RuntimeError:\n"
-        "    there('failed')\n"
-        "    raise\n"
-    )
-    job = launch("--nproc-per-node", "2", source=source)
-    assert job.wait() == 1
-    told = job.failure()
-    assert told["first_cause"]["rank"] == 1, job.stderr()
-    assert "the real cause" in told["first_cause"]["reason"]
 
 
 # --- many --------------------------------------------------------------------------------------------

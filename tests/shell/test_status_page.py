@@ -180,6 +180,7 @@ def a_whole_look(pages: Pages) -> set[str]:
     return words
 
 
+@pytest.mark.nightly(instead="::test_how_long_a_group_waits_is_known_while_it_is_formed")
 def test_only_a_timeout_that_the_script_gives_is_on_the_page(pages: Pages) -> None:
     """torch's default for Gloo is half an hour as well."""
     program = """
@@ -215,6 +216,7 @@ def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> Non
             alone.kill()
 
 
+@pytest.mark.nightly(instead="shell/test_page_totals.py::test_an_unchanged_script")
 def test_a_caught_error_leaves_the_phase_that_it_was_raised_in(pages: Pages) -> None:
     program = """
     import torch, torch.distributed as dist

@@ -166,6 +166,7 @@ def exits_of(zygote: Zygote, ranks: int) -> list[Exited]:
     return exits
 
 
+@pytest.mark.nightly(instead="::test_two_ends_with_much_to_say_do_not_wait_for_each_other")
 def test_hundreds_of_short_ranks_start_and_end(zygote: Zygote) -> None:
     for number in range(RANKS):
         zygote.spawn(

@@ -78,6 +78,7 @@ def test_a_wait_with_a_limit(tmp_path: Path) -> None:
     assert (total, other) == (2.0, 2.0)
 
 
+@pytest.mark.nightly(instead="::test_the_same_as_over_gloo")
 def test_without_mpi4py(tmp_path: Path) -> None:
     """Both where mpirun has started the script, and where the backend is asked for."""
     (tmp_path / "mpi4py.py").write_text("raise ImportError('there is none')\n")

@@ -89,8 +89,8 @@ def test_a_script_is_profiled_and_ended(tmp_path: Path) -> None:
     ("script", "expected"),
     [
         ("raise SystemExit('no data here')", "no data here"),
-        ("print('done')", "fewer than 8 training steps"),
-        (SCRIPT.replace("STEPS", "6"), "fewer than 8 training steps"),
+        pytest.param("print('done')", "fewer than 8 training steps", marks=pytest.mark.nightly),
+        pytest.param(SCRIPT.replace("STEPS", "6"), "fewer than 8 training steps", marks=pytest.mark.nightly),
     ],
 )
 def test_a_script_without_enough_steps_is_named(tmp_path: Path, script: str, expected: str) -> None:

@@ -292,6 +292,7 @@ def test_it_can_be_used_with_a_screen_reader_and_a_keyboard(
         assert not severe_problems(page)
 
 
+@pytest.mark.nightly(instead=("::test_from_the_start_of_a_job_to_its_end", "wings/web/test_page_feeds.py"))
 def test_1024_ranks_do_not_block_the_page(browser: Browser, simulated: Any) -> None:
     """No task uses so much that it blocks the page, while ranks change once a second and a person uses the page.
 
