@@ -78,6 +78,8 @@ class LateVariables:
     def _compare(self) -> None:
         with contextlib.suppress(Exception):  # it must not become an error of the import
             self._tell(self._late())
+        with contextlib.suppress(AttributeError, KeyError):  # a torch without it
+            sys.modules["torch.distributed"].set_debug_level_from_env()  # as the import does, with its errors
 
     @_unseen
     def _late(self) -> list[str]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_SETS = "import os\nos.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'\n"
-_NAME = "TORCH_DISTRIBUTED_DEBUG"
+_SETS = "import os\nos.environ['TORCH_LOGS'] = '+dynamo'\n"
+_NAME = "TORCH_LOGS"
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

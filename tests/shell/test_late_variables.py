@@ -122,6 +122,12 @@ def a_hook():
     sys.meta_path.insert(0, hook)
     assert torch_itself() and hook.seen
 
+def a_level_of_debugging():
+    os.environ["TORCH_" + "DISTRIBUTED_DEBUG"] = "DETAIL"
+    torch_itself()
+    from torch.distributed import DebugLevel, get_debug_level
+    assert get_debug_level() == DebugLevel.DETAIL
+
 def torch_itself():
     import torch
     assert torch.__spec__.loader is torch.__loader__ and not torch.__spec__._initializing
@@ -129,7 +135,7 @@ def torch_itself():
     assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape == (1, 2)
     return torch
 
-for case in (threads, a_part, a_pickle, native_code, a_stand_in, a_lazy_loader, a_hook):
+for case in (threads, a_part, a_pickle, native_code, a_stand_in, a_lazy_loader, a_hook, a_level_of_debugging):
     assert "torch" not in sys.modules
     if (pid := os.fork()) == 0:
         case()
@@ -142,5 +148,5 @@ for case in (threads, a_part, a_pickle, native_code, a_stand_in, a_lazy_loader, 
 def test_torch_comes_from_the_template_however_it_is_imported(launch: Launch) -> None:
     job = launch("--nproc-per-node", "1", source=_CASES, fake_torch=None)
     assert job.wait() == 0, job.stderr()
-    names = "threads a_part a_pickle native_code a_stand_in a_lazy_loader a_hook".split()
+    names = "threads a_part a_pickle native_code a_stand_in a_lazy_loader a_hook a_level_of_debugging".split()
     assert [line.split()[-1] for line in job.stdout().splitlines()] == names, job.stderr()
