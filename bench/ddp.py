@@ -41,9 +41,7 @@ TARGETS = {
     (2, OVER_SHM): [0.38, 0.72, 0.80, 0.70, 0.58, 0.64],
     (4, OVER_SHM): [0.45, 0.77, 0.79, 0.72, 0.60, 0.44],
 }
-CAPS: list[int | str] = [1, 5, 25, 100, "auto"]
-# Not worse than the default by more than two per cent.
-AUTO_TARGET = 1.02
+CAPS = [1, 5, 25, 100]
 CADENCES = [1, 2, 4, 8]
 PARTS = ["steps", "buckets", "no-sync", "memory"]
 
@@ -65,10 +63,7 @@ def contenders_of(part: str) -> list[dict[str, Any]]:
         return STEP_CONTENDERS
     if part == "buckets":
         return [
-            {**one, "name": f"{one['name']}, {cap}", "bucket_cap_mb": cap}
-            for one in varied
-            for cap in CAPS
-            if cap != "auto" or one["kind"] == "ours"
+            {**one, "name": f"{one['name']}, {cap}", "bucket_cap_mb": cap} for one in varied for cap in CAPS
         ]
     if part == "no-sync":
         return [
@@ -179,10 +174,8 @@ def buckets_text(found: list[Found]) -> str:
                 this = f"{name}, {cap}"
                 ratios = one.figures.ratios(this, f"{name}, 25") if this in one.figures.taken else []
                 row.append(spread(ratios) if ratios else "-")
-            if name != TORCH:
-                row.append(verdict(AUTO_TARGET, one.figures.ratios(f"{name}, auto", f"{name}, 25")))
-            rows.append(row + [""] * (len(CAPS) + 3 - len(row)))
-    return table(["bucket size, MiB", "25", *map(str, CAPS), "target of auto"], rows)
+            rows.append(row)
+    return table(["bucket size, MiB", "25", *map(str, CAPS)], rows)
 
 
 def no_sync_text(found: list[Found]) -> str:

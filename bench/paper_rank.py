@@ -17,9 +17,10 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from models import MODELS, Sleepy, Writer, asleep, resnet  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 
 import ddp.shm  # noqa: E402
-from ddp import DistributedDataParallel, comm_hooks, init  # noqa: E402
+from ddp import DistributedDataParallel, init  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,13 +277,9 @@ def order(trial: dict[str, Any]) -> Series:
 
 
 HOOKS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "all_reduce": lambda: (None, comm_hooks.all_reduce),
-    "bf16": lambda: (None, comm_hooks.bf16),
-    "fp16": lambda: (None, comm_hooks.fp16),
-    "quantized": lambda: (comm_hooks.Quantized(), comm_hooks.quantized),
-    "top_k": lambda: (comm_hooks.TopK(), comm_hooks.top_k),
-    "power_sgd": lambda: (comm_hooks.PowerSGD(), comm_hooks.power_sgd),
-    "gossip": lambda: (comm_hooks.Gossip(), comm_hooks.gossip_grad),
+    "all_reduce": lambda: (None, default_hooks.allreduce_hook),
+    "bf16": lambda: (None, default_hooks.bf16_compress_hook),
+    "fp16": lambda: (None, default_hooks.fp16_compress_hook),
 }
 
 

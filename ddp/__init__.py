@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp import averaging, comm_hooks, elastic
+    from ddp import averaging, elastic
     from ddp.groups.process_group import Place, init, shutdown
     from ddp.groups.rank_info import InitError
     from ddp.last_step import on_failure, resume_path
@@ -34,10 +34,8 @@ __all__ = [
     "LaunchError",
     "NumericsError",
     "Place",
-    "ShardedOptimizer",
     "averaging",
     "check_numerics",
-    "comm_hooks",
     "elastic",
     "exclude_node",
     "init",
@@ -48,10 +46,9 @@ __all__ = [
     "section",
     "shutdown",
     "status",
-    "trace",
 ]
 
-_MODULES = {"averaging", "comm_hooks", "elastic"}
+_MODULES = {"averaging", "elastic"}
 
 _FROM = {
     "CommError": "ddp.telemetry.comm_error",
@@ -69,7 +66,7 @@ _FROM = {
     "shutdown": "ddp.groups.process_group",
     "status": "ddp.telemetry.sections",
 }
-_OF_WINGS = {"NumericsError", "ShardedOptimizer", "check_numerics", "trace"}
+_OF_WINGS = {"NumericsError", "check_numerics"}
 
 
 def __getattr__(name: str) -> Any:

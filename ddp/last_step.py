@@ -121,7 +121,7 @@ _WITHOUT_REPLICAS = (
     ("torch.distributed.fsdp", "FSDPModule"),
     ("ddp.averaging", "LocalSGD"),
 )
-_OPTIMIZERS_WITHOUT = {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "ShardedOptimizer"}
+_OPTIMIZERS_WITHOUT = {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"}
 
 
 def _refusal(what: str) -> str:

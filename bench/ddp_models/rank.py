@@ -16,11 +16,9 @@ from models import MODELS
 
 import ddp.shm
 from ddp import DistributedDataParallel
-from ddp.elastic import LogicalWorld, State
+from ddp.elastic import State
 
 WARM_UP_STEPS = 5
-# `auto` tries its plans in the first steps; what it has chosen is what is measured.
-TUNING_STEPS = 64
 ROUND_S = 0.3
 PHASES = ("forward", "backward", "optimizer")
 
@@ -32,15 +30,14 @@ class Contender:
     optimizer: torch.optim.Optimizer
     micro_batches: int
     tie: Any = None  # where nothing is communicated: what keeps the ranks in step
-    world: LogicalWorld | None = None  # its logical ranks take the place of micro-batches
     state: State | None = None  # each step ends with a commit() of it
 
     def train(self, batch: torch.Tensor, spent: dict[str, float]) -> None:
         began = time.perf_counter()
         self.optimizer.zero_grad()
-        for number in range(self.micro_batches) if self.world is None else self.world.ranks(self.model):
+        for number in range(self.micro_batches):
             last = number + 1 == self.micro_batches
-            local = not last and self.tie is None and self.world is None
+            local = not last and self.tie is None
             with self.model.no_sync() if local else nullcontext():
                 loss = self.model(batch).square().mean()
                 forwarded = time.perf_counter()
@@ -71,11 +68,10 @@ def contender(asked: dict[str, Any], model_name: str, groups: dict[str, Any]) ->
     given = {key: asked[key] for key in ("bucket_cap_mb", "gradient_as_bucket_view") if key in asked}
     wrapped = wrap(model, process_group=groups[asked["backend"]], **given)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
-    world = LogicalWorld(micro_batches * dist.get_world_size()) if asked.get("logical") else None
     state = None
     if "every" in asked:
         state = State(model=wrapped, optimizer=optimizer, step=0, every=asked["every"])
-    return Contender(asked["name"], wrapped, optimizer, micro_batches, world=world, state=state)
+    return Contender(asked["name"], wrapped, optimizer, micro_batches, state=state)
 
 
 def one_turn(one: Contender, batch: torch.Tensor, steps: int) -> dict[str, float]:
@@ -105,8 +101,8 @@ def run(trial: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     torch.manual_seed(1 + dist.get_rank())
     batch = MODELS[trial["model"]][1]()
     contenders = [contender(asked, trial["model"], groups) for asked in trial["contenders"]]
-    for one, asked in zip(contenders, trial["contenders"], strict=True):
-        one_turn(one, batch, TUNING_STEPS if asked.get("bucket_cap_mb") == "auto" else WARM_UP_STEPS)
+    for one in contenders:
+        one_turn(one, batch, WARM_UP_STEPS)
     steps = trial.get("steps") or steps_of_a_turn(contenders[0], batch)
     taken: dict[str, list[dict[str, float]]] = {one.name: [] for one in contenders}
     for number in range(trial["rounds"]):

@@ -22,7 +22,6 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "heal": ("Heal in place: seconds after the death of a rank, compiled GPT", "torchrun", "ddp-launch"),
     "reducer": ("A training step", "torch", "ours"),
     "cpu": ("CPU time of a backward", "torch", "ours"),
-    "hooks": ("A training step with communication hooks", "torch", "ours"),
     "commit": ("How long a commit holds up the training thread", "dcp.async_save", "commit"),
     "commit-steps": ("Steps with a commit each", "without", "with"),
     "watched": ("Overhead of being watched", "everything off", "everything on"),

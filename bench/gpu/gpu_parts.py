@@ -110,14 +110,6 @@ _BENCHES = (
         for model, title in (("gpt", "GPT of 124M"), ("resnet", "ResNet-50"))
     ),
     Part(
-        "hooks",
-        "communication hooks beside no hook, and beside torch's hooks",
-        "gpu_reducer.py",
-        ("hooks.py", "1"),
-        usual_s=35,
-        limit_s=100,
-    ),
-    Part(
         "commit",
         "how long an elastic commit holds up training",
         "gpu_reducer.py",

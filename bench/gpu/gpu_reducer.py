@@ -1,4 +1,4 @@
-"""The parts `reducer-*` and `hooks`: starts the ranks of a program that measures and reports.
+"""The parts `reducer-*`: starts the ranks of a program that measures and reports.
 
 gpu_reducer.py PROGRAM RANKS [WORD ...]
 """

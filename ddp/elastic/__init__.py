@@ -33,7 +33,6 @@ __all__ = [
     "CommitRejected",
     "DamagedImage",
     "ElasticSampler",
-    "LogicalWorld",
     "PerRank",
     "Resumed",
     "ScratchError",
@@ -61,15 +60,9 @@ _FROM = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LogicalWorld":
-        from _ddp_launch_entry import LIBRARY, find
-
-        found = find(LIBRARY, f"ddp.elastic.{name}")
-    elif name in _FROM:
-        found = resolve_name(f"ddp.elastic.{_FROM[name]}:{name}")
-    else:
+    if name not in _FROM:
         raise AttributeError(f"module 'ddp.elastic' has no attribute {name!r}")
-    globals()[name] = found
+    globals()[name] = found = resolve_name(f"ddp.elastic.{_FROM[name]}:{name}")
     return found
 
 

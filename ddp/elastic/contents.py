@@ -8,11 +8,10 @@ each rank its part in a world of another size.
 from __future__ import annotations
 
 import logging
-import math
 import re
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,25 +20,23 @@ from ddp.elastic import own
 from ddp.elastic.files import dcp
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.images import copies, leaves
-from ddp.elastic.images.leaves import OWN, Filled, Leaf, TensorPiece
+from ddp.elastic.images.leaves import OWN, Leaf
 from ddp.groups import accelerator
-from ddp.reducer.plan import Limits
 from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from ddp.elastic.files.dcp import Names
     from ddp.elastic.images.image import Image
-    from ddp.elastic.images.leaves import Region
 
 # --- buckets of wrapped models ---------------------------------------------------------------------
 #
 # The buckets of models that are wrapped in our DistributedDataParallel, as part of a commit.
 #
-# DDP arranges its buckets after the first backward, and `bucket_cap_mb="auto"` chooses their sizes by time. Some
-# process groups add in an order that depends on a bucket's size, and some communication hooks compress a bucket as
-# a whole. So a job that goes on uses the buckets of the job before, and does not measure again.
+# DDP arranges its buckets after the first backward. Some process groups add in an order that depends on a bucket's
+# size, and some communication hooks compress a bucket as a whole. So a job that goes on uses the buckets of the job
+# before.
 
 
 def wrapped(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,18 +49,12 @@ def _reducer_of(value: Any) -> Any:
 
 
 def bucket_plans_of(models: Mapping[str, Any]) -> dict[str, Any]:
-    """The order of parameters and the sizes of buckets, of the models that have arranged them."""
+    """The order of parameters in the buckets of the models that have arranged them."""
     found = {}
     for name, value in models.items():
         reducer = _reducer_of(value)
         if reducer.rebuilt:
-            is_tuned = reducer.settings.tuned and reducer.tuner is None
-            limit = reducer.settings.limit if reducer.tuner is not None else reducer.limit
-            found[name] = {
-                "order": list(reducer.agreed_order),
-                "sizes": list(limit.rebuilt),
-                "tuned": is_tuned,
-            }
+            found[name] = {"order": list(reducer.agreed_order)}
     return found
 
 
@@ -74,208 +65,18 @@ def restore_bucket_plans(models: Mapping[str, Any], kept: Mapping[str, Any]) -> 
         if plan is None or not reducer.should_rebuild or len(plan["order"]) != len(reducer.parameters):
             continue
         reducer.rebuild(plan["order"])
-        if plan["tuned"] and reducer.settings.tuned:
-            reducer.resize(Limits(reducer.settings.limit.first, tuple(plan["sizes"])))
-            if reducer.tuner is not None:
-                reducer.tuner.stop("keeps the bucket size of the commit")
-
-
-# --- shares of a ShardedOptimizer ------------------------------------------------------------------
-#
-# The state of an optimizer whose ranks each keep a share of it (`ddp.ShardedOptimizer`), as regions of whole tensors.
-#
-# Such a rank owns ranges of elements of parameters, in the order in which they lie in memory. A commit describes
-# regions of tensors: a start and a length in each dimension. A range is at most 2 * dimensions - 1 of these: the
-# end of a row, whole rows, the begin of another row, and the same again within these rows. So a commit has the
-# format of an optimizer that is not sharded, in pieces. Everything that reads commits in pieces reads it into
-# another world, with or without sharding.
-#
-# What an optimizer keeps once for a whole parameter, such as the number of steps, is kept by each rank that owns a
-# piece.
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Elements [start, end) of a parameter, in memory order. `strides`: of the whole parameter in that memory."""
-
-    number: int  # of the parameter in the optimizer
-    start: int
-    end: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def boxes(self) -> list[Box]:
-        """The regions that make up the range, in memory order."""
-        order = sorted(range(len(self.shape)), key=lambda dimension: -self.strides[dimension])
-        return [
-            Box(tuple(order), lengths)
-            for lengths in _split([self.shape[each] for each in order], self.start, self.end)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A region whose elements are one range of memory."""
-
-    order: tuple[int, ...]  # of the dimensions, from the slowest to the fastest in memory
-    spans: Region  # in this order
-
-    @property
-    def numel(self) -> int:
-        return math.prod(length for _start, length in self.spans)
-
-    @property
-    def region(self) -> Region:
-        return tuple(self.spans[self.order.index(dimension)] for dimension in range(len(self.order)))
-
-    def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """These elements, which lie one after the other, with the dimensions of the parameter."""
-        inverse = [self.order.index(dimension) for dimension in range(len(self.order))]
-        return flat.view([length for _start, length in self.spans]).permute(inverse)
-
-
-def _split(shape: Sequence[int], start: int, end: int) -> list[Region]:
-    if start >= end:
-        return []
-    if not shape:
-        return [()]
-    row, inner = math.prod(shape[1:]), shape[1:]
-    (first, begin), (last, rest) = divmod(start, row), divmod(end, row)
-    if first == last:
-        return [((first, 1), *each) for each in _split(inner, begin, rest)]
-    found: list[Region] = []
-    if begin:
-        found += [((first, 1), *each) for each in _split(inner, begin, row)]
-        first += 1
-    if first < last:
-        found.append(((first, last - first), *((0, length) for length in inner)))
-    return found + [((last, 1), *each) for each in _split(inner, 0, rest)]
-
-
-@runtime_checkable
-class SharedOut(Protocol):
-    """An optimizer of which this rank keeps a share."""
-
-    def whole_parameters(self) -> list[torch.Tensor]: ...
-    def part(self) -> tuple[int, int]:
-        """Which of how many shares this is."""
-
-    def ranges(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
-        """Number of the parameter, start, end, and strides of the parameter, for each piece."""
-
-    def state_of_ranges(self) -> list[Mapping[str, Any]]: ...
-    def numbered_groups(self) -> list[dict[str, Any]]: ...
-    def is_elementwise(self, number: int, name: str, shape: tuple[int, ...]) -> bool: ...
-    def load_ranges(self, states: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None: ...
-
-
-def ranges_of(optimizer: SharedOut) -> list[Range]:
-    whole = optimizer.whole_parameters()
-    return [
-        Range(number, start, end, tuple(whole[number].shape), strides)
-        for number, start, end, strides in optimizer.ranges()
-    ]
-
-
-# --- shares: committing ------------------------------------------------------------------------------
-
-
-def tree_of(optimizer: SharedOut) -> dict[str, Any]:
-    """The state in the format of the optimizer without sharding; of each tensor only the pieces of this rank."""
-    state: dict[int, dict[str, Any]] = {}
-    for each, held in zip(ranges_of(optimizer), optimizer.state_of_ranges(), strict=True):
-        for name, value in held.items():
-            slots = state.setdefault(each.number, {})
-            if not isinstance(value, torch.Tensor):
-                slots[name] = value
-            elif value.shape == (each.end - each.start,) and optimizer.is_elementwise(
-                each.number, name, each.shape
-            ):
-                slots.setdefault(name, []).extend(_pieces(each, value))
-            else:
-                shape = tuple(value.shape)
-                slots[name] = [TensorPiece(value, shape, tuple((0, length) for length in shape))]
-    return {"state": state, "param_groups": optimizer.numbered_groups()}
-
-
-def _pieces(each: Range, flat: torch.Tensor) -> Iterable[TensorPiece]:
-    at = 0
-    for box in each.boxes():
-        yield TensorPiece(box.view(flat[at : at + box.numel]), each.shape, box.region)
-        at += box.numel
-
-
-def merge(state: dict[Any, dict[str, Any]], other: Mapping[Any, Mapping[str, Any]]) -> None:
-    """Add what another rank's part of the commit knows: parameters, or slots, of which the first part has no piece."""
-    for number, slots in other.items():
-        mine = state.setdefault(number, {})
-        for name, value in slots.items():
-            mine.setdefault(name, value)
-
-
-# --- shares: restoring -------------------------------------------------------------------------------
-
-
-class Targets:
-    """What a rank wants of one tensor of the state: the ranges that it owns of this parameter."""
-
-    def __init__(self, leaf: Leaf, ranges: Sequence[Range]) -> None:
-        self._dtype = leaf.dtype
-        self._boxes = [(each, [(box, Filled(_of_box(leaf, box))) for box in each.boxes()]) for each in ranges]
-
-    def take(self, region: Region, piece: torch.Tensor) -> None:
-        for _range, boxes in self._boxes:
-            for _box, filled in boxes:
-                filled.take(region, piece)
-
-    def result(self) -> dict[tuple[int, int], torch.Tensor]:
-        """The elements of each range, by its start and end."""
-        found = {}
-        for each, boxes in self._boxes:
-            flat, at = torch.empty(each.end - each.start, dtype=self._dtype), 0
-            for box, filled in boxes:
-                box.view(flat[at : at + box.numel]).copy_(filled.result())
-                at += box.numel
-            found[each.start, each.end] = flat
-        return found
-
-
-def _of_box(leaf: Leaf, box: Box) -> Leaf:
-    lengths = tuple(length for _start, length in box.region)
-    strides = torch.empty(lengths, device="meta").stride()
-    return Leaf(leaf.path, leaf.dtype, leaf.shape, strides, box.region, sharded=True)
-
-
-def load(optimizer: SharedOut, tree: Mapping[str, Any]) -> None:
-    """Load a state in the format of the optimizer without sharding; of each tensor only the ranges of this rank."""
-    states: list[dict[str, Any]] = []
-    for each in ranges_of(optimizer):
-        slots = tree["state"].get(each.number, {})
-        states.append(
-            {
-                name: value[each.start, each.end] if isinstance(value, dict) else _own(value)
-                for name, value in slots.items()
-                if not isinstance(value, dict) or (each.start, each.end) in value
-            }
-        )
-    optimizer.load_ranges(states, list(tree["param_groups"]))
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 # --- contents --------------------------------------------------------------------------------------
 
 _BUCKETS = "buckets"  # of wrapped models
-_SHARED_OUT = "shared_out"  # the names of the objects of which each part has a share
 _OF_PARAMETER = re.compile(r"state\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
     skeleton: Any
-    tensors: list[Any]  # or pieces of them
+    tensors: list[Any]
     paths: list[str]
     names: Callable[[], Names]  # of the parameters in optimizers; only commits to disk need them
     own: Any  # the skeleton of what belongs to this rank
@@ -295,9 +96,7 @@ class Contents:
         self.fields = {name: value for name, value in shared.items() if name not in self.objects}
         for name, value in self.objects.items():
             _check_shareable(name, value)
-        if self.averagers and (
-            self._shared_out() or leaves.part_of(list(self._templates().values()), (0, 1))
-        ):
+        if self.averagers and leaves.part_of(list(self._templates().values()), (0, 1)):
             raise WrongType(
                 f"cannot commit {type(self.averagers[0]).__name__} together with a model or an optimizer in shards: "
                 "it lets each rank train a whole model of its own. Use one or the other"
@@ -305,12 +104,8 @@ class Contents:
 
     def capture(self) -> Captured:
         tree = {
-            "objects": {
-                name: tree_of(each) if isinstance(each, SharedOut) else each.state_dict()
-                for name, each in self.objects.items()
-            },
+            "objects": {name: each.state_dict() for name, each in self.objects.items()},
             "fields": self.fields,
-            _SHARED_OUT: list(self._shared_out()),
             _BUCKETS: bucket_plans_of(self._wrapped),
             OWN: {name: each.state() for name, each in self.own.items()},
         }
@@ -345,22 +140,13 @@ class Contents:
 
         `rank`, `size`: in the group of the State.
         """
-        found = {each.part() for each in self._shared_out().values()}
-        of_modules = leaves.part_of(list(self._templates().values()), (rank, size))
-        found |= set() if of_modules is None else {of_modules}
-        if len(found) > 1:  # they are cut differently: each rank is a part
-            return (rank, size), self.fingerprint()
-        return next(iter(found), (0, 1)), self.fingerprint()
+        return leaves.part_of(list(self._templates().values()), (rank, size)) or (0, 1), self.fingerprint()
 
     def fingerprint(self) -> int:
         regions: list[Any] = [
             (path, leaves.leaf_of(each, path).region) for path, each in self._templates().items()
         ]
-        regions += [(name, each.ranges()) for name, each in self._shared_out().items()]
         return zlib.crc32(repr(regions).encode())
-
-    def _shared_out(self) -> dict[str, SharedOut]:
-        return {name: each for name, each in self.objects.items() if isinstance(each, SharedOut)}
 
     def _templates(self) -> dict[str, torch.Tensor]:
         """The tensors of modules, by path. They exist, with their sharding, before anything is loaded."""
@@ -386,8 +172,7 @@ class Contents:
             name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)
         }
         parameters = {f"objects.{name}.": parameters_of(each) for name, each in optimizers.items()}
-        shared = {f"objects.{name}.": each for name, each in self._shared_out().items()}
-        return _Templates(self._templates(), parameters, shared, copies.homes(self.objects))
+        return _Templates(self._templates(), parameters, copies.homes(self.objects))
 
     def _load(self, tree: dict[str, Any], home_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         there, here = set(tree["objects"]), set(self.objects)
@@ -399,9 +184,6 @@ class Contents:
             )
         for name, each in self.objects.items():
             state = tree["objects"][name]
-            if isinstance(each, SharedOut):
-                load(each, state)
-                continue
             # A module copies the tensors; other objects keep them, so they need a copy.
             is_copied = isinstance(each, torch.nn.Module)
             each.load_state_dict(state if is_copied else copies.owned(state, home_of))
@@ -410,8 +192,6 @@ class Contents:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    if isinstance(optimizer, SharedOut):
-        return optimizer.whole_parameters()
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -420,8 +200,8 @@ def _check_shareable(name: str, value: Any) -> None:
     if "ZeroRedundancyOptimizer" in {each.__name__ for each in type(value).__mro__}:
         raise WrongType(
             f"cannot commit {name}: a ZeroRedundancyOptimizer is sharded, but its state does not describe the shards, "
-            "so it cannot be restored on other ranks. Use ddp.ShardedOptimizer or FSDP2. Or call "
-            "consolidate_state_dict() on all ranks, and then on rank 0 torch.save() the result of state_dict()"
+            "so it cannot be restored on other ranks. Use FSDP2. Or call consolidate_state_dict() on all ranks, and "
+            "then on rank 0 torch.save() the result of state_dict()"
         )
 
 
@@ -431,7 +211,6 @@ class _Templates:
 
     modules: dict[str, torch.Tensor]
     parameters: dict[str, list[torch.Tensor]]  # of each optimizer, by the prefix of its paths
-    shared_out: dict[str, SharedOut]  # likewise
     homes: dict[str, torch.Tensor]  # that optimizers have now, by path
 
     def of(self, leaf: Leaf) -> torch.Tensor | None:
@@ -440,22 +219,10 @@ class _Templates:
             return found
         for prefix, parameters in self.parameters.items():
             number = _number_in(leaf.path, prefix)
-            if number is not None and number < len(parameters) and prefix not in self.shared_out:
+            if number is not None and number < len(parameters):
                 parameter = parameters[number]
                 if tuple(parameter.shape) == leaf.shape:
                     return parameter
-        return None
-
-    def ranges(self, leaf: Leaf) -> list[Range] | None:
-        """The ranges of the leaf that this rank wants; None if it wants a region, as usual."""
-        for prefix, optimizer in self.shared_out.items():
-            number = _number_in(leaf.path, prefix)
-            if number is not None and number < len(parameters := self.parameters[prefix]):
-                if leaf.shape != tuple(parameters[number].shape):
-                    return None
-                if not optimizer.is_elementwise(number, leaf.path.rpartition(".")[2], leaf.shape):
-                    return None
-                return [each for each in ranges_of(optimizer) if each.number == number]
         return None
 
 
@@ -488,7 +255,8 @@ class _Assembly:
 
     def take(self, image: Image) -> None:
         keys = _keys(image.layout.leaves)
-        self._merge(leaves.assemble(image.skeleton(), lambda number: _Ref(keys[number])))
+        if self._tree is None:
+            self._tree = leaves.assemble(image.skeleton(), lambda number: _Ref(keys[number]))
         self.world_size = self.world_size or image.head.world_size
         for number, leaf in enumerate(image.layout.leaves):
             if leaf.is_own:
@@ -499,15 +267,7 @@ class _Assembly:
             if piece is not None:
                 self._found[keys[number]].filled.take(leaf.region, piece)
 
-    def _merge(self, tree: Any) -> None:
-        if self._tree is None:
-            self._tree = tree
-        for name in self._tree.get(_SHARED_OUT, ()):
-            merge(self._tree["objects"][name]["state"], tree["objects"][name]["state"])
-
     def _wanted(self, leaf: Leaf, key: str) -> _Wanted:
-        if (ranges := self._templates.ranges(leaf)) is not None:
-            return _Wanted(Targets(leaf, ranges), None)
         template = self._templates.of(leaf)
         target = _target_leaf(leaf, template)
         home = self._templates.homes.get(key)
@@ -521,8 +281,6 @@ class _Assembly:
                 return leaves.KEEP
             wanted = self._found[node.path]
             result = wanted.filled.result()
-            if isinstance(result, dict):
-                return result
             if wanted.home is not None:
                 self._homes[id(result)] = wanted.home
                 return result
@@ -534,7 +292,7 @@ class _Assembly:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    filled: leaves.Filled | Targets
+    filled: leaves.Filled
     template: torch.Tensor | None
     home: torch.Tensor | None = None
 
@@ -661,11 +419,7 @@ def _optimizer_state(
     state: dict[int, dict[str, Any]] = {}
     for (number, slot), key in by_prefix[prefix].items():
         state.setdefault(number, {})[slot] = _slot(checkpoint, key, parameters[number])
-    groups = (
-        optimizer.numbered_groups()
-        if isinstance(optimizer, SharedOut)
-        else optimizer.state_dict()["param_groups"]
-    )
+    groups = optimizer.state_dict()["param_groups"]
     for index, group in enumerate(groups):
         first = names[group["params"][0]] if names is not None and group["params"] else str(index)
         for option in group:

@@ -29,7 +29,7 @@ from ddp.elastic.forgotten import FirstLooks
 from ddp.elastic.images import kept_images, leaves
 from ddp.elastic.keeper import CommitShield, Keeper, Signature, asked_shield
 from ddp.elastic.resume import Resumed
-from ddp.elastic.sampler import CarriedRanks, ElasticSampler
+from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.steps_done import StepsDone
 from ddp.elastic.survivor import Live, Survivor, save_live
 from ddp.elastic.team import Team
@@ -296,13 +296,7 @@ class State:
         self._named = tuple(named.values())
         self._steps = None if on_step is None else StepsDone(on_step, self._contents.fields, scope)
         self._looks: FirstLooks | None = FirstLooks()
-        if self._contents.own and any(isinstance(value, CarriedRanks) for value in named.values()):
-            raise WrongType(
-                f"cannot commit {next(iter(self._contents.own))} together with a LogicalWorld: its state belongs to a "
-                "rank, and the ranks of a logical world come and go. Use an ElasticSampler with sampler.batches()"
-            )
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
-        self._logical_worlds = [value for value in named.values() if isinstance(value, CarriedRanks)]
         self._every, self._disk_every, self._keep, self._overlap = every, disk_every, keep, overlap
         check_scope(scope, group)
         self._scope = scope
@@ -365,7 +359,7 @@ class State:
     def _copy_ahead(self) -> None:
         """Begin to write what survives in this process, while other processes start (`ddp.elastic.survivor`)."""
         self._survivor = self._as_survivor()
-        if self._survivor is not None and not self._contents.averagers and not self._logical_worlds:
+        if self._survivor is not None and not self._contents.averagers:
             with suppress(Exception):  # it is tried again when all have said where they are, and raises then
                 self._survivor.copy_ahead()
 
@@ -394,8 +388,6 @@ class State:
         team = Team(self._group)
         for sampler in self._samplers:
             sampler.move(team.rank, team.size)
-        for world in self._logical_worlds:
-            world.move(team)
         node = resume.node_name(places)
         (part, parts), regions = self._contents.partition(team.rank, team.size)
         is_whole = parts == 1 and not self._contents.averagers
@@ -420,8 +412,7 @@ class State:
             alone = bool(self._contents.averagers)
             images = resume.parts(team, local, choice, part, regions, prefers_own=alone)
             found = self._restore(images, choice)
-            if not self._logical_worlds:  # they have restored their own generators
-                self._restore_own(team, local, choice, found.world_size == team.size)
+            self._restore_own(team, local, choice, found.world_size == team.size)
         elif self._start_from is not None:
             contents = self._contents
             load_foreign(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
@@ -518,7 +509,6 @@ class State:
         """Restore what belongs to this rank: generators, and objects in `PerRank`."""
         private = generators.resume(team, local, choice)
         if self._live is not None and self._live.number == choice.commit.number:
-            own.forget_errors(self._contents.own)  # the interrupted step has changed them
             self._live.restore_own()
         else:
             own.load(self._contents.own, None if private is None else private.get(leaves.OWN, {}), same_size)

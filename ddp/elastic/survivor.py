@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ddp.elastic import commits, generators
-from ddp.elastic.own import PerRank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from ddp.elastic.contents import Contents
     from ddp.elastic.generators import Held
     from ddp.elastic.keeper import CopiedAhead, Keeper
-    from ddp.elastic.own import HookErrors
+    from ddp.elastic.own import PerRank
     from ddp.elastic.team import Team
 
 # --- live state ------------------------------------------------------------------------------------
@@ -99,10 +98,10 @@ class Live:
         self,
         objects: Mapping[str, Any],
         fields: dict[str, Any],
-        own: Mapping[str, PerRank | HookErrors] | None = None,
+        own: Mapping[str, PerRank] | None = None,
     ) -> None:
         self._fields = fields
-        self._own = [each for each in (own or {}).values() if isinstance(each, PerRank)]
+        self._own = list((own or {}).values())
         self._generators = generators.GeneratorHolder()
         self._buffers: list[_Buffers] = []
         self._optimizers: list[torch.optim.Optimizer] = []

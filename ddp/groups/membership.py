@@ -138,7 +138,6 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         self._flight = InFlight(core) if core is not None else None
         # Across hosts the core supports only all-reduce and barrier.
         self._near = self._flight if placed and len(placed.hosts) == 1 else None
-        self.ddp_sums_as_tree = bool(placed and placed.sums_as_tree)
 
     def leave(self) -> None:
         """Leave the other members. Their operations with this process fail, and so do all of this group."""

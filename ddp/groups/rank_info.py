@@ -51,19 +51,6 @@ class HostLayout:
     def is_leader(self) -> bool:
         return len(self.hosts) > 1 and self.member < self.leaders
 
-    @property
-    def sums_as_tree(self) -> bool:
-        """Whether the core adds the ranks as a binary tree in their order: (0 + 1) + (2 + 3), and so on.
-
-        It does so on each host. Along the ring of hosts the order is another one, but for two hosts there is only one.
-        """
-        each = len(self.hosts[0])
-        return len(self.hosts) == 1 or (
-            len(self.hosts) == 2
-            and each.bit_count() == 1
-            and self.hosts == (tuple(range(each)), tuple(range(each, 2 * each)))
-        )
-
     def leader_at(self, host: int) -> int:
         """Return the rank on another host that reduces the same slice as this one."""
         return self.hosts[host % len(self.hosts)][self.member]

@@ -347,10 +347,6 @@ class SharedGroup(Membership):
         """
         return ("cpu",) if self._core is not None else ()
 
-    @property
-    def ddp_averages_shards(self) -> bool:
-        return self._near is not None
-
     def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Allocate memory that peers can reduce in place; fall back to ordinary memory."""
         if self._core is not None and numel:

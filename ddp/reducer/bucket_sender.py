@@ -39,28 +39,7 @@ class ReducerSettings:
     find_unused: bool = False
     as_views: bool = False
     skip_unused: bool = False
-    tuned: bool = False  # `limit` is only the initial limit
     strict: bool = False  # gradients that torch's class leaves local without a message are an error
-
-
-class PartialSums(Protocol):
-    """Sums that the gradients of a backward complete (`elastic.LogicalWorld`).
-
-    `divisor` divides the complete sum over all ranks: a factor before would round twice.
-    """
-
-    divisor: float
-
-    def fold(self, members: Sequence[int]) -> None:
-        """Add the sums to the gradients of these parameters. It is called once for each before it is sent."""
-
-
-class BucketOperations(Protocol):
-    """The operations of a reducer on a bucket."""
-
-    def gather(self, number: int, start: int, end: int) -> None: ...
-    def launch(self, number: int) -> Any: ...
-    def finish(self, number: int, work: Any, used: Used) -> None: ...
 
 
 class BucketSender:
@@ -79,17 +58,15 @@ class BucketSender:
         self._settings = settings
         self._collectives = BucketCollectives(settings.groups, self.device)
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
-        self.partial_sums: PartialSums | None = None
         self._dtype: torch.dtype | None = None
         self._hook_stream: torch.Stream | None = None
         self._divisor: float | None = None
         self._joining: tuple[Any, bool] | None = None
         # Set for every model in a `join`. Only the first also has `_joining`, which counts the ranks with input left.
-        self.within_join = self._ever_joined = False
+        self.within_join = False
         self._futures: list[Any] = []
         self._consumed = self._shared = False
         self.unused: frozenset[int] = frozenset()  # parameters that this step does not use on this rank
-        self._shard_receiver: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         # A tag says which bucket of which step this is. Ranks with different ones must not be averaged.
         self.identity = 0  # of the wrapper, the same number on all ranks
@@ -110,16 +87,6 @@ class BucketSender:
         for bucket in self.buckets:
             if isinstance(bucket, InPlaceBucket):
                 bucket.copies = True
-
-    def set_shard_receiver(self, receiver: Callable[[int, Used], None]) -> bool:
-        """Let the hook sum one shard of each bucket instead of the whole bucket.
-
-        At the end of the backward, `receiver(bucket, used)` is called for each bucket in order. Return whether the
-        group divides the sums. If not, gradients are divided before the hook receives them.
-        """
-        self._consumed, self._shard_receiver = True, receiver
-        self._collectives.slack = self.group.size() - 1
-        return self._collectives.averages_shards
 
     @property
     def backend_name(self) -> str:
@@ -154,20 +121,6 @@ class BucketSender:
     # --- the plan ----------------------------------------------------------------------------------
 
     @property
-    def fixed_by(self) -> str:
-        """The feature that does not permit a change of the bucket size. Empty: the size may change."""
-        settings = self._settings
-        features = {
-            "a communication hook": self._hook is not None,
-            "mixed precision": self._dtype is not None,
-            "an optimizer in the backward": self._consumed,
-            "join()": self._ever_joined,
-            "find_unused_parameters": settings.find_unused,
-            "skip_all_reduce_unused_params": settings.skip_unused,
-        }
-        return next((name for name, is_on in features.items() if is_on), "")
-
-    @property
     def transport(self) -> plan.Transport:
         plain = self._hook is None and self._dtype is None and not self._settings.as_views
         return plan.Transport(lists=self._collectives.averages_lists, in_place=plain, costs=self.costs)
@@ -176,8 +129,8 @@ class BucketSender:
         """Return to the first plan, which is made before any backward."""
         self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
 
-    def make_plan(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
-        return plan.rebuilt_plan(self.facts, arrival, limit or self._settings.limit, self.transport)
+    def make_plan(self, arrival: Sequence[int]) -> plan.BucketPlan:
+        return plan.rebuilt_plan(self.facts, arrival, self._settings.limit, self.transport)
 
     def adopt(self, chosen: plan.BucketPlan) -> None:
         self.plan = chosen
@@ -203,18 +156,6 @@ class BucketSender:
         self._hook = (state, hook)
         self.start_over()
 
-    def use_partial_sums(
-        self, sums: PartialSums, exchange: tuple[Any, Callable[[Any, GradBucket], Any]] | None
-    ) -> None:
-        """Complete sums in a fixed order: by the group's sum, or by `exchange`, which has the form of a hook."""
-        self.partial_sums, self._hook = sums, exchange
-        self.start_over()
-
-    @property
-    def takes_gradients(self) -> bool:
-        """Whether an optimizer takes the gradients in the backward, or shards of them."""
-        return self._consumed
-
     @property
     def hooked(self) -> bool:
         """Whether a communication hook is registered. A hook may rely on receiving every bucket."""
@@ -230,7 +171,7 @@ class BucketSender:
         """Use the groups of these settings, from the first plan on, and drop what is in flight."""
         self._settings, self._collectives = settings, BucketCollectives(settings.groups, self.device)
         self._divisor, self._joining, self._launched, self._futures = None, None, 0, []
-        self.within_join = self._ever_joined = False
+        self.within_join = False
         self.identity = self.rounds = 0
         self.start_over()
 
@@ -238,11 +179,7 @@ class BucketSender:
 
     def join_with(self, work: Any, static_world_size: bool) -> None:
         """Make this step part of a `join`. `work` counts the ranks that still have input."""
-        self._joining, self._ever_joined = (work, static_world_size), True
-
-    def set_within_join(self, within: bool) -> None:
-        self.within_join = within
-        self._ever_joined |= within
+        self._joining = work, static_world_size
 
     @property
     def joins(self) -> bool:
@@ -251,8 +188,6 @@ class BucketSender:
 
     @property
     def divisor(self) -> float:
-        if self.partial_sums is not None:
-            return self.partial_sums.divisor
         if self._divisor is None:
             self._divisor = float(self.group.size())
             if self._joining is not None and not self._joining[1]:
@@ -264,22 +199,14 @@ class BucketSender:
 
         In a `join` it does not: a rank without input does not have the divisor.
         """
-        if self.partial_sums is not None:  # AVG would divide by the number of processes
-            return self._collectives.averages_lists and self._hook is None
         return self._collectives.divides and not isinstance(bucket, SparseBucket) and not self.joins
 
     def _scale(self, bucket: AnyBucket) -> float | None:
         """The factor for gradients before they are summed. None: do not scale."""
-        if self.partial_sums is not None:  # a factor would round each gradient, and the sum after it
-            return None
-        if self._shard_receiver is not None:
-            return None if self._collectives.averages_shards else 1 / self.group.size()
         return None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
 
     def gather(self, number: int, start: int, end: int) -> None:
         bucket = self.buckets[number]
-        if self.partial_sums is not None:
-            self.partial_sums.fold(self.plan.buckets[number].members[start:end])
         if isinstance(bucket, InPlaceBucket):
             members = self.plan.buckets[number].members
             bucket.unused = self.unused and [i for i, member in enumerate(members) if member in self.unused]
@@ -336,17 +263,12 @@ class BucketSender:
 
     def zero_buckets(self) -> list[GradBucket]:
         """Return the buckets that a rank without input sends."""
-        self._ever_joined = True
         return [self._hook_bucket(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
 
     def _hook_bucket(self, number: int, buffer: torch.Tensor) -> GradBucket:
         names = [self.facts[i].name for i in self.plan.buckets[number].members]
         last = number + 1 == len(self.buckets)
         return GradBucket(number, last, buffer, self.buckets[number].parameters, names)
-
-    def try_out(self, tensor: torch.Tensor) -> None:
-        """Send a tensor in the same way as a bucket, and wait for it as for a bucket."""
-        self._start(0, [tensor], self.divisor).wait(GROUP_TIMEOUT)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures
@@ -364,9 +286,6 @@ class BucketSender:
                     torch.accelerator.current_stream(self.device).wait_stream(self._hook_stream)
             elif work is not None:
                 work.wait(GROUP_TIMEOUT)
-            if self._shard_receiver is not None:
-                with torch.no_grad():
-                    self._shard_receiver(number, used)
         except RuntimeError as error:
             self._explain(error, number)
             raise
@@ -374,9 +293,6 @@ class BucketSender:
             self._page.back(before)
         self._page.buckets(len(self.buckets), self._launched, number + 1)
         with torch.no_grad():
-            if self.partial_sums is not None and not self._divides(bucket):
-                for tensor in bucket.payload:
-                    tensor.div_(self.divisor)
             bucket.finish(result, _Nothing() if self._consumed else used)
 
     def step_ended(self) -> None:

@@ -6,9 +6,7 @@ A group may have two methods that avoid copies:
     ddp_average(tensors, divisor, tag) -> Work   sum tensors over the ranks and divide, in place, without a bucket. It
                                                  fails on all ranks if they use different tags
 
-The optional attribute `ddp_device_types` lists the device types that these methods support. A group with
-`ddp_sums_as_tree` sums CPU tensors over ranks as a binary tree: (0 + 1) + (2 + 3), and so on. A group with
-`ddp_averages_shards` accepts AVG in a reduce-scatter of CPU tensors, and rounds once.
+The optional attribute `ddp_device_types` lists the device types that these methods support.
 
 Any other group computes a sum of one tensor. If its all-reduce knows AVG, it divides too: NCCL's does, and a group with
 the attribute `ddp_averages`. Otherwise the tensor is divided first: in half precision an undivided sum may overflow.
@@ -59,9 +57,6 @@ class BucketCollectives:
         )
         self._averages = [_find_method(group, device, "ddp_average") for group in self.groups]
         self._allocate = _find_method(self.groups[0], device, "ddp_allocate")
-        self.averages_shards: bool = device.type == "cpu" and getattr(groups[0], "ddp_averages_shards", False)
-        # Extra elements after each bucket, so that the bucket can be split into equal shards.
-        self.slack = 0
 
     @property
     def averages_lists(self) -> bool:
@@ -74,15 +69,12 @@ class BucketCollectives:
         return self.averages_lists or self.costs.average_in_collective
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        room = numel + self.slack
         storage: torch.Tensor | None = None
         if self._allocate is not None and numel and device.type == "cpu":
-            storage = self._allocate(room, dtype)
+            storage = self._allocate(numel, dtype)
         elif self.costs.registered_memory:
-            storage = self._registered(room, dtype, device)
-        if storage is None:
-            storage = torch.empty(room, dtype=dtype, device=device)
-        return storage[:numel] if self.slack else storage
+            storage = self._registered(numel, dtype, device)
+        return torch.empty(numel, dtype=dtype, device=device) if storage is None else storage
 
     def _registered(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         """Allocate memory that the transport has registered, or return None if the backend fails to."""

@@ -118,7 +118,6 @@ def _can_pin(device_type: str) -> bool:
 class HostClock:
     """Its moments are nanoseconds."""
 
-    is_on_device = False
     runs = True
 
     def __init__(self, now: Callable[[], int]) -> None:
@@ -139,8 +138,6 @@ class HostClock:
 
 class DeviceClock:
     """Its times are that of the host when the first moment was recorded, plus what the device has measured since."""
-
-    is_on_device = True
 
     def __init__(self, device: torch.device, host: Callable[[], int]) -> None:
         self._device = device

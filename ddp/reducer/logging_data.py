@@ -48,7 +48,6 @@ class Stopwatch:
         self._clock = clock_of(device, time.time_ns)
         self._marks: dict[str, Any] = {}
         self._unread: deque[dict[str, Any]] = deque(maxlen=_ALWAYS_SAMPLED)
-        self._listeners: list[Callable[[str], None]] = []
 
     def next_iteration(self) -> None:
         self.iteration += 1
@@ -59,17 +58,8 @@ class Stopwatch:
         return self.iteration <= _ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0
 
     def mark(self, name: str) -> None:
-        for listener in self._listeners:
-            listener(name)
         if self.sampling and self._clock.runs:
             self._marks[name] = self._clock.now()
-
-    def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with every later mark, also in steps that are not sampled."""
-        self._listeners = [*self._listeners, listener]
-
-    def remove_listener(self, listener: Callable[[str], None]) -> None:
-        self._listeners = [one for one in self._listeners if one != listener]
 
     def mark_first(self, name: str) -> None:
         if name not in self._marks:

@@ -50,8 +50,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """A replacement for torch.nn.parallel.DistributedDataParallel with the same arguments.
 
     `process_group` may also be a list of groups of the same ranks. Buckets then use the groups in turn. With
-    `bucket_cap_mb="auto"`, the first steps find the best bucket size. With `strict=True`, gradients that torch's class
-    leaves on a rank without a message are an error.
+    `strict=True`, gradients that torch's class leaves on a rank without a message are an error.
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
@@ -69,7 +68,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_buffers_first"] = (
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
-        self.__dict__["_tunes_buckets"] = wants_tuning(chosen)
         refuse_narrow(chosen["module"], chosen["mixed_precision"])
         refuse_sharded(chosen["module"], chosen["device_mesh"])
         replace_deprecated(chosen)
@@ -104,7 +102,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             find_unused=self.find_unused_parameters,
             as_views=self.gradient_as_bucket_view,
             skip_unused=getattr(self, "skip_all_reduce_unused_params", False),
-            tuned=self.__dict__.get("_tunes_buckets", False),
             strict=self.__dict__.get("_strict", False),
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
@@ -112,10 +109,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer.core.module_hooks = [each.get("_backward_hooks", {}) for each in of_modules]
         self.reducer.core.module_hooks += [each.get("_backward_pre_hooks", {}) for each in of_modules]
         keep_captured_memory(self.reducer.core)
-        if settings.tuned:
-            if self._averages_in_python:
-                raise WrongUse(agreement.without_reducer('bucket_cap_mb="auto"'))
-            self.reducer.core.tune()
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
         self.reducer.core.wanted = _synchronizes(weakref.ref(self))
@@ -159,11 +152,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @explaining("the comparison of the models")
     def _agree(self, static_graph: bool) -> None:
-        settings = self.reducer.core.settings
         options = [
             ("find_unused_parameters", self.find_unused_parameters),
             ("static_graph", static_graph),
-            ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
+            ("bucket_cap_mb", self.bucket_bytes_cap / plan.MIB),
             ("forward_sync_buffers", self.broadcast_buffers),  # the attribute keeps its old name
         ]
         sender = self.reducer.core.sender
@@ -232,7 +224,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
             self._check_module()
-        self.reducer.core.sender.set_within_join(self._join_config.enable)
+        self.reducer.core.sender.within_join = self._join_config.enable
         if self._join_config.enable and self._delay_all_reduce_params:
             raise agreement.delayed_in_join()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
@@ -312,8 +304,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register `hook(state, bucket) -> Future`, which averages the buckets. See torch's documentation."""
         self._check_comm_hook(hook)
-        if self._averages_in_python and str(getattr(hook, "__module__", "")).startswith("ddp.comm_hooks."):
-            raise WrongType(agreement.without_reducer(f"the communication hook {hook.__qualname__}"))
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
@@ -381,20 +371,6 @@ def bound_arguments(
     if not isinstance(strict, bool):
         raise WrongType(f"invalid strict={strict!r}. Use True or False")
     return chosen, strict
-
-
-def wants_tuning(chosen: dict[str, Any]) -> bool:
-    cap = chosen["bucket_cap_mb"]
-    if not isinstance(cap, str):
-        return False
-    if cap != "auto":
-        raise WrongValue(
-            f'invalid bucket_cap_mb={cap!r}. Use a number of MiB, or "auto" to find the best size in the first steps'
-        )
-    if chosen.get("bucket_cap_mb_list"):
-        raise WrongValue('bucket_cap_mb="auto" and bucket_cap_mb_list cannot be used together. Remove one')
-    chosen["bucket_cap_mb"] = _TORCHS.parameters["bucket_cap_mb"].default
-    return True
 
 
 def replace_deprecated(chosen: dict[str, Any]) -> None:
@@ -674,15 +650,12 @@ def _obstacle_to_capture(core: Reducer) -> str:
         )
     if core.sender.joins:
         return "inside join(), the host reads in each step which ranks have input. Capture outside join()"
-    if core.tuner is not None:
-        return 'bucket_cap_mb="auto" still tries sizes. Run more steps before the capture, or set a size'
     if core.should_rebuild:
         return (
             "the buckets are not final yet. Run some steps before the capture, forward and backward with gradient "
             "averaging: 11 are enough, as for torch's class"
         )
-    why: Callable[[], str] = getattr(core.operations, "why_not_capturable", str)
-    return why()
+    return ""
 
 
 def keep_captured_memory(core: Reducer) -> None:

@@ -26,14 +26,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain, repeat
 from operator import and_, attrgetter, is_not
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch.autograd.profiler import record_function
 from torch.distributed.autograd import get_gradients, is_available
 
-import _ddp_launch_entry as doors
 from ddp.reducer import agreement, plan
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ddp.reducer.bucket_sender import BucketOperations, ReducerSettings
+    from ddp.reducer.bucket_sender import ReducerSettings
     from ddp.reducer.logging_data import ReducerLogger
 
     Call = Callable[[int], None]
@@ -283,16 +282,9 @@ class Step:
     streams: dict[int, list[torch.Stream]] = field(default_factory=dict)  # on which each bucket was gathered
 
 
-class Tuner(Protocol):
-    """Finds the best bucket size for a reducer. When it stops, it sets `reducer.tuner` to None."""
-
-    def stop(self, why: str) -> None: ...
-
-
 class Reducer:
     """The reducer of one model."""
 
-    tuner: Tuner | None = None
     when_it_ends = staticmethod(when_it_ends)
 
     def __init__(
@@ -304,7 +296,7 @@ class Reducer:
     ) -> None:
         self.parameters, self.names, self.settings = list(parameters), list(names), settings
         self.sender = BucketSender(self.parameters, names, sparse, settings)
-        self.operations: BucketOperations = self.sender  # or an observer in front of it
+        self.before_launch: list[Call] = []  # observers of full buckets
         self.stopwatch = Stopwatch(self.sender.device)
         self.lock = threading.RLock()  # a launch may run code that calls another hook
         self.counter = new_counter(
@@ -319,7 +311,6 @@ class Reducer:
         self.static_graph = False
         self.module_hooks: list[dict[int, Any]] = []  # where modules register hooks of the backward
         self._one_by_one = False
-        self.limit = settings.limit
         self._said_local = settings.groups[0].size() == 1
         self.forget()
         self._share()
@@ -480,7 +471,7 @@ class Reducer:
 
     def _gather(self, step: Step, chunk: plan.Chunk) -> None:
         with torch.no_grad():
-            self.operations.gather(chunk.bucket, chunk.start, chunk.end)
+            self.sender.gather(chunk.bucket, chunk.start, chunk.end)
         note_stream(step.streams, chunk.bucket, self.parameters[chunk.members[0]].device)
 
     def _launch_full(self, step: Step) -> None:
@@ -504,7 +495,9 @@ class Reducer:
         step.reduced += 1
         follow_streams(step.streams.get(bucket, ()), self.parameters[members[0]].device)
         with torch.no_grad():
-            step.works[bucket] = self.operations.launch(bucket)
+            for look in self.before_launch:
+                look(bucket)
+            step.works[bucket] = self.sender.launch(bucket)
 
     def _exchange_used(self, step: Step) -> None:
         if self.exchanges_used:
@@ -569,7 +562,7 @@ class Reducer:
         for bucket, work in enumerate(step.works):
             sent = work is not None and not step.missed_context
             used = UsedMembers(self.sender.plan.buckets[bucket].members, step.usage, sent=sent)
-            self.operations.finish(bucket, work, used)
+            self.sender.finish(bucket, work, used)
         if step.usage is not None:
             step.usage.wait()
 
@@ -615,31 +608,11 @@ class Reducer:
     def rebuild(self, order: Sequence[int]) -> None:
         """Follow the order of arrival on rank 0."""
         self.agreed_order = agreement.order_of_rank_0(self.sender.group, self.sender.device, order)
-        self._follow(self.sender.make_plan(self.agreed_order))
-        self.rebuilt, self._observed, self.step = True, (), None
-
-    def _follow(self, chosen: plan.BucketPlan) -> None:
+        chosen = self.sender.make_plan(self.agreed_order)
         agreement.same_plan(self.sender.group, self.sender.device, plan.plan_fingerprint(chosen))
         self.sender.adopt(chosen)
         self._cut()
-
-    def resize(self, limit: plan.Limits) -> None:
-        """Change the bucket sizes and keep the order. All ranks call it between two steps."""
-        self._follow(self.sender.make_plan(self.agreed_order, limit))
-        self.limit = limit
-
-    def start_over(self) -> None:
-        """Reset the state after the sender has returned to its first plan."""
-        self.limit = self.settings.limit
-        self.forget()
-        if self.tuner is not None:
-            self.tuner.stop("starts again, because the reducer was reset")
-        if self.settings.tuned:
-            self.tune()
-
-    def tune(self) -> None:
-        """Start tuning the bucket size, instead of using the configured one."""
-        self.tuner = doors.find(doors.LIBRARY, "bucket_tuner")(self)
+        self.rebuilt, self._observed, self.step = True, (), None
 
 
 # --- which parameters are used ---------------------------------------------------------------------

@@ -57,7 +57,7 @@ class TorchReducer:
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         self.core.sender.register_hook(state, hook)
-        self.core.start_over()
+        self.core.forget()
 
     def _run_comm_hook(self, bucket: GradBucket) -> Any:
         return self.core.sender.run_hook(bucket)
@@ -95,7 +95,7 @@ class TorchReducer:
         """Accept gradients through `_autograd_hook`. Mixed precision replaces the parameters' data during a step."""
         self.core.sender.use_dtype(dtype)
         self.core.hooks.remove()
-        self.core.start_over()
+        self.core.forget()
 
     def _set_optimizer_in_backward(self) -> None:
         self.core.sender.skip_write_back()
@@ -116,7 +116,7 @@ class TorchReducer:
 
     def _reset_state(self) -> None:
         self.core.sender.start_over()
-        self.core.start_over()
+        self.core.forget()
 
     def _update_process_group(self, group: ProcessGroup) -> None:
         start_anew(self.core, (group,))
@@ -244,4 +244,4 @@ def start_anew(reducer: Reducer, groups: Sequence[ProcessGroup]) -> None:
     """Forget the last backward and everything that was observed, and use these groups."""
     reducer.settings = replace(reducer.settings, groups=tuple(groups))
     reducer.sender.start_anew(reducer.settings)
-    reducer.start_over()
+    reducer.forget()

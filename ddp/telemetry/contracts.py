@@ -24,7 +24,6 @@ RESUME_FILE = "DDP_RESUME_FILE"  # `--resume-file`: names the same for a job tha
 # Files in the folder of DDP_SCRATCH, with the generation behind: what a rank has saved, and that one is saving.
 SAVED_STATE, SAVING = "saved-", "saving-"
 EXCLUDE_NODE = "exclude-node"  # a file there: why a rank asks to leave out its node
-LOGICAL_WORLD = "DDP_LOGICAL_WORLD"
 REDUNDANCY = "DDP_REDUNDANCY"
 TOPOLOGY = "DDP_TOPOLOGY"
 DEBUG = "DDP_DEBUG"  # what a rank does while one of them is debugged: one of the two below, or an address

@@ -17,7 +17,7 @@ on all ranks, and the text names the step in which the gradients were computed. 
 A GradScaler makes gradients overflow on purpose while it searches for its scale, and skips such steps itself. With
 `scaler=`, the check ignores non-finite gradients until the scale is down to 1. Then the scale is not the cause.
 
-A check that is off costs nothing: like `ddp.trace`, it is an observer that is inserted only while it is needed.
+A check that is off costs nothing: the reducer calls it only while it is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import capture, torch_api, torch_names
 from ddp.telemetry.coded import CodedError, WrongValue
 from ddp_launch_wings.diagnostics import numerics_report
-from ddp_launch_wings.diagnostics.bucket_observer import BucketObserver
 from ddp_launch_wings.diagnostics.numerics_report import RankNumerics
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Scaler(Protocol):
     def scale(self, outputs: torch.Tensor) -> torch.Tensor: ...
 
 
-class NumericsCheck(BucketObserver):
+class NumericsCheck:
     """A check that runs until `end()`; also a context manager."""
 
     def __init__(
@@ -84,8 +83,7 @@ class NumericsCheck(BucketObserver):
         scaler: Scaler | None,
         at_once: bool,
     ) -> None:
-        super().__init__(reducer)
-        self._rounds_of = reducer.at_round_over
+        self.reducer = reducer
         self._module, self._ignored = model.module, model.parameters_to_ignore
         self._nan, self._every, self._scaler = nan, replicas_every, scaler
         self._at_once = at_once
@@ -96,8 +94,8 @@ class NumericsCheck(BucketObserver):
         self._results: list[Callable[[], None]] = []  # of the previous step: each reads one, and may raise
 
     def begin(self) -> None:
-        super().begin()
-        self._rounds_of.append(self._round_over)
+        self.reducer.before_launch.append(self._look)
+        self.reducer.at_round_over.append(self._round_over)
 
     def end(self) -> None:
         """End the check on all ranks. On an accelerator it first reads the result of the last step, and may raise."""
@@ -105,10 +103,10 @@ class NumericsCheck(BucketObserver):
             self._read_results()
 
     def _stop(self) -> bool:
-        if self._round_over not in self._rounds_of:
+        if self._look not in self.reducer.before_launch:
             return False
-        self._rounds_of.remove(self._round_over)
-        super().end()
+        self.reducer.before_launch.remove(self._look)
+        self.reducer.at_round_over.remove(self._round_over)
         return True
 
     def __enter__(self) -> NumericsCheck:
@@ -122,13 +120,12 @@ class NumericsCheck(BucketObserver):
 
     # --- before a bucket is sent --------------------------------------------------------------------------
 
-    def launch(self, number: int) -> Any:
+    def _look(self, number: int) -> None:
         sender = self.reducer.sender
         self._joining = sender.joins
         if self._nan:
             members = sender.plan.buckets[number].members
             self._seen.append((members, _nonfinite(sender.buckets[number])))
-        return super().launch(number)
 
     # --- at the end of a step that was averaged ------------------------------------------------------
 

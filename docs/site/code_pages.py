@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto" / "rendezvous" / "v1" / "rendezvous.proto"
-_MODULES = ("elastic", "averaging", "comm_hooks")
+_MODULES = ("elastic", "averaging")
 _METRIC = re.compile(r"[a-z][a-z_]+")
 
 

@@ -23,7 +23,6 @@ OF_A_RANK = {
     "DDP_CHECKPOINT_REQUEST": "the file that exists while a checkpoint is requested",
     "DDP_RESUME_PATH": "what ranks have saved with `ddp.on_failure` after the last failure",
     "DDP_RESUME_FILE": "the value of `--resume-file`",
-    "DDP_LOGICAL_WORLD": "the value of `--logical-world`",
     "DDP_REDUNDANCY": "the value of `--redundancy`",
     "DDP_TOPOLOGY": "the unit of `--topology` in which the node lies",
     "DDP_JOINS": "`1`: other ranks of this generation have kept their processes",

@@ -11,7 +11,6 @@ from launcher.template.contracts import (
     DEBUG,
     GENERATION,
     JOINS,
-    LOGICAL_WORLD,
     RANK_DIR,
     REDUNDANCY,
     RESUME_FILE,
@@ -107,8 +106,6 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         env[RESUME_FILE] = spec.resume_file
     elif environ.get(RESUME_FILE):
         env[RESUME_FILE] = ""
-    if spec.logical_world:
-        env[LOGICAL_WORLD] = str(spec.logical_world)
     if spec.redundancy:
         env[REDUNDANCY] = spec.redundancy
     if unit := _unit(spec, environ):

@@ -396,14 +396,6 @@ RANKS = (
         "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
     ),
     _ours(
-        "--logical-world",
-        "N",
-        None,
-        lambda text: values.count(text, least=1),
-        "train with N logical ranks, whatever the number of ranks: a script with elastic.LogicalWorld() gives the same "
-        "bits in worlds of every size up to N; the ranks get the number in DDP_LOGICAL_WORLD",
-    ),
-    _ours(
         "--redundancy",
         "CODE",
         None,

@@ -203,7 +203,6 @@ class LaunchSpec:
     warm_pool: bool = True  # use a template of `ddp-launch warm`, if there is one
     warm_dir: str = ""  # of its pool; empty: the usual place
     rank_timers: bool = False  # torch.distributed.elastic.timer
-    logical_world: int = 0  # logical ranks of ddp.elastic.LogicalWorld; 0: as many as ranks
     resume_arg: str = (
         ""  # arguments for the script after a failure, with {path} for what its ranks have saved
     )

@@ -7,11 +7,9 @@ from typing import Any
 import emu
 import torch
 from averaging_trials_there import DEVICE, batch, layers, loss_of
-from torch import nn
 
 import ddp
 from ddp.reducer.device import clock_of
-from ddp_launch_wings.diagnostics import bucket_search
 
 SLOW = 0.02
 MS = 1_000_000
@@ -42,20 +40,6 @@ def moments(rank: int) -> tuple[bool, bool, int]:
     return before, clock.has_passed(last), took
 
 
-def traced(rank: int, folder: str) -> tuple[list[str], list[int], list[int], str]:
-    """-> the waits of three traced steps; the communication of each and its exposed part, in ms; the summary."""
-    model = ddp.DistributedDataParallel(layers().to(DEVICE), bucket_cap_mb=0.005)
-    steps(model, rank, 4)
-    with ddp.trace(model, f"{folder}/steps.json") as timeline:
-        waited = steps(model, rank, 3, SLOW)
-    for step in timeline.steps:
-        assert step.forward_start <= step.backward_start <= step.compute_end <= step.end
-        for bucket in step.buckets:
-            assert bucket.ready <= bucket.launched <= bucket.done <= step.end
-    communication = [step.communication // MS for step in timeline.steps]
-    return waited, communication, [step.exposed // MS for step in timeline.steps], timeline.summary
-
-
 def logged(rank: int) -> tuple[list[str], dict[str, int]]:
     """-> the waits of the first steps, all of which are timed, and what the logging data says in ms."""
     model = ddp.DistributedDataParallel(layers().to(DEVICE), bucket_cap_mb=0.005)
@@ -66,21 +50,3 @@ def logged(rank: int) -> tuple[list[str], dict[str, int]]:
     told = model._get_ddp_logging_data()
     names = ("forward_compute_time", "backward_compute_time", "backward_comm_time")
     return waited, {name: told[name] // MS for name in names}
-
-
-def wide() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 512), *(nn.Linear(512, 512) for _ in range(9)), nn.Linear(512, 4))
-
-
-def tuned(rank: int) -> tuple[int, int, bool, list[float]]:
-    """-> the number of steps, the number in which the host waited, whether the tuner is done, and the gradients."""
-    count = 10 + (1 + bucket_search.CANDIDATES) * bucket_search.TURNS * bucket_search.STEPS
-    model = ddp.DistributedDataParallel(wide().to(DEVICE), bucket_cap_mb="auto")
-    plain = ddp.DistributedDataParallel(wide().to(DEVICE))
-    steps(model, rank, 2)
-    waited = sum(bool(steps(model, rank, 1)) for _ in range(count))
-    steps(plain, rank, 1)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.cpu(), theirs.grad.cpu())
-    return count, waited, model.reducer.core.tuner is None, [float(p.grad.sum()) for p in model.parameters()]

@@ -61,33 +61,6 @@ def averaged(rank: int, kind: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def clipped(rank: int) -> None:
-    """A sharded optimizer that clips, beside an optimizer of whole parameters."""
-    results = []
-    for sharded in (False, True):
-        wrapped = OURS(layers().to(DEVICE), bucket_cap_mb=0.005, broadcast_buffers=False)
-        kind = torch.optim.AdamW
-        optimizer: Any = (
-            ddp.ShardedOptimizer(wrapped, kind, lr=0.01) if sharded else kind(wrapped.parameters(), lr=0.01)
-        )
-        norms = []
-        inputs = [batch(rank, step) for step in range(4)]
-        with emu.slow(kernels=0.0002, collectives=0.003):
-            for x in inputs:
-                optimizer.zero_grad()
-                loss_of(wrapped, x).backward()
-                if sharded:
-                    norms.append(optimizer.clip_grad_norm_(0.05))
-                else:
-                    norms.append(torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.05))
-                optimizer.step()
-            results.append(
-                [*(p.detach().cpu() for p in wrapped.parameters()), *(norm.cpu() for norm in norms)]
-            )
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b.reshape(a.shape), rtol=1e-4, atol=1e-5)
-
-
 def checkpointed(rank: int, reentrant: bool) -> None:
     results = []
     for wrapper in (Torchs, OURS):

@@ -15,21 +15,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import ddp
-from ddp import comm_hooks, elastic
 from ddp.groups import wrappers
 
 OURS = ddp.DistributedDataParallel
 
-# Hooks of ours, and what torch's or plain averaging is to give; the state is made anew for each model.
+# Hooks of torch; the state is made anew for each model.
 HOOKS: dict[str, tuple[Any, Any]] = {
-    "all_reduce": (lambda: None, comm_hooks.all_reduce),
-    "fp16": (lambda: None, comm_hooks.fp16),
-    "bf16": (lambda: None, comm_hooks.bf16),
-    "power": (lambda: comm_hooks.PowerSGD(rank=2, start_step=2), comm_hooks.power_sgd),
-    "quantized": (lambda: comm_hooks.Quantized(chunk=64, error_feedback=True), comm_hooks.quantized),
-    "top_k": (lambda: comm_hooks.TopK(share=0.1), comm_hooks.top_k),
-    "gossip": (comm_hooks.Gossip, comm_hooks.gossip_grad),
-    "bf16_around": (lambda: None, comm_hooks.bf16_around(comm_hooks.all_reduce)),
     "torchs_all_reduce": (lambda: None, default_hooks.allreduce_hook),
     "torchs_fp16": (lambda: None, default_hooks.fp16_compress_hook),
     "torchs_power": (
@@ -40,10 +31,9 @@ HOOKS: dict[str, tuple[Any, Any]] = {
 
 
 def with_hook(rank: int, hook: str) -> None:
-    """Ours as on the CPU, where nothing is asynchronous; torch's as with torch's wrapper."""
-    torchs = hook.startswith("torchs")
+    """As with torch's wrapper."""
     results = []
-    for wrapper, device in ((Torchs, DEVICE), (OURS, DEVICE)) if torchs else ((OURS, "cpu"), (OURS, DEVICE)):
+    for wrapper, device in ((Torchs, DEVICE), (OURS, DEVICE)):
         torch.manual_seed(3)
         make, function = HOOKS[hook]
         wrapped = wrapper(layers().to(device), bucket_cap_mb=0.005)
@@ -199,22 +189,6 @@ def steps(wrapped: nn.Module, rank: int, count: int) -> None:
             optimizer.step()
 
 
-def tuned(rank: int) -> None:
-    """Bucket sizes are searched for by time; what they are makes no difference to the numbers."""
-    plain = OURS(layers().to(DEVICE), broadcast_buffers=False)
-    tuning = OURS(layers().to(DEVICE), broadcast_buffers=False, bucket_cap_mb="auto")
-    steps(plain, rank, 12)
-    steps(tuning, rank, 12)
-    same([p.detach().cpu() for p in tuning.parameters()], [p.detach().cpu() for p in plain.parameters()])
-
-
-def traced(rank: int) -> None:
-    wrapped = OURS(layers().to(DEVICE), bucket_cap_mb=0.005)
-    with ddp.trace(wrapped) as seen:
-        steps(wrapped, rank, 4)
-    assert "the device runs asynchronously" not in seen.summary  # its times are those of the device
-
-
 def checked(rank: int) -> None:
     """Rank 1 has a NaN: both ranks raise, and name rank 1."""
     wrapped = OURS(layers().to(DEVICE))
@@ -267,39 +241,3 @@ def on_two_types(_rank: int) -> None:
     for places in (("emu", "cpu"), ("cpu", "emu")):
         with pytest.raises(ValueError, match="same type of devices"):
             OURS(TwoPlaces(*places))
-
-
-def sharded(rank: int, given: dict[str, Any]) -> None:
-    """The same parameters as with an optimizer that is not sharded; clipped, saved and loaded."""
-    results = []
-    for kind in ("plain", "sharded"):
-        model = layers()
-        wrapped = OURS(model.to(DEVICE), bucket_cap_mb=0.005, broadcast_buffers=False)
-        make = ddp.ShardedOptimizer if kind == "sharded" else lambda m, c, **how: c(m.parameters(), **how)
-        optimizer = make(wrapped, torch.optim.AdamW, lr=0.01, **given)
-        with emu.slow(kernels=0.0001, collectives=0.002):
-            for step in range(4):
-                optimizer.zero_grad()
-                loss_of(wrapped, batch(rank, step)).backward()
-                optimizer.step()
-        results.append([p.detach().cpu() for p in wrapped.parameters()])
-    same(*results)
-
-
-def logical_ranks(rank: int, size: int) -> None:
-    """The bits of the CPU, where nothing is asynchronous; with six of them each process sends two sums."""
-    results = []
-    for device in ("cpu", DEVICE):
-        torch.manual_seed(3)
-        wrapped = OURS(nn.Sequential(nn.BatchNorm1d(6), layers()).to(device), bucket_cap_mb=0.005)
-        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
-        world = elastic.LogicalWorld(size)
-        with emu.slow(kernels=0.0001, collectives=0.002):
-            for step in range(3):
-                for logical in world.ranks(wrapped):
-                    loss_of(wrapped, batch(logical, step, device)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        results.append([each.detach().cpu() for each in wrapped.module.state_dict().values()])
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 TRIALS = "optimizer_trials_there"
 
 
-@pytest.mark.parametrize("trial", ["in_the_backward", "clipped", "load_test"])
+@pytest.mark.parametrize("trial", ["in_the_backward", "load_test"])
 def test_alone(two_ranks: Ranks, trial: str) -> None:
     two_ranks(f"{TRIALS}.{trial}")
 

@@ -10,12 +10,6 @@ if TYPE_CHECKING:
     from ranks import Ranks
 
 TRIALS = "waiting_trials_there"
-HOOKS = ("all_reduce", "fp16", "bf16_around", "power", "power_cold", "quantized", "top_k")
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_communication_hook_does_not_wait(two_ranks: Ranks, hook: str) -> None:
-    assert two_ranks(f"{TRIALS}.with_hook", hook) == [[], []]
 
 
 def test_the_map_of_used_parameters_is_waited_for_only_if_a_parameter_was_not_used(two_ranks: Ranks) -> None:
@@ -49,16 +43,8 @@ def test_a_captured_step_asks_the_device_nothing_and_keeps_its_memory(two_ranks:
     [
         ("early", "Run some steps before the capture"),
         ("find_unused", "find_unused_parameters=True"),
-        ("auto", 'bucket_cap_mb="auto"'),
-        ("trace", "End the trace before the capture"),
-        ("power", "PowerSGD cannot be captured"),
-        ("top_k", "TopK cannot be captured"),
     ],
 )
 def test_what_a_replay_could_not_repeat_is_refused(two_ranks: Ranks, what: str, says: str) -> None:
     for text in two_ranks(f"{TRIALS}.refused", what):
         assert says in text
-
-
-def test_a_hook_without_memory_can_be_captured(two_ranks: Ranks) -> None:
-    assert two_ranks(f"{TRIALS}.refused", "fp16") == ["", ""]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import emu
@@ -11,25 +11,12 @@ from averaging_trials_there import DEVICE, batch, branches, layers, loss_of
 from torch import nn
 
 import ddp
-from ddp import comm_hooks
 from ddp.telemetry import capture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _WARM = 4
-HOOKS: dict[str, tuple[Callable[[], Any], Any]] = {
-    "all_reduce": (lambda: None, comm_hooks.all_reduce),
-    "fp16": (lambda: None, comm_hooks.fp16),
-    "bf16_around": (lambda: None, comm_hooks.bf16_around(comm_hooks.all_reduce)),
-    "power": (lambda: comm_hooks.PowerSGD(rank=2, start_step=1), comm_hooks.power_sgd),
-    "power_cold": (
-        lambda: comm_hooks.PowerSGD(rank=2, start_step=1, warm_start=False),
-        comm_hooks.power_sgd,
-    ),
-    "quantized": (lambda: comm_hooks.Quantized(chunk=64, error_feedback=True), comm_hooks.quantized),
-    "top_k": (lambda: comm_hooks.TopK(share=0.1), comm_hooks.top_k),
-}
 
 
 def waits(model: Any, rank: int, steps: int = 2) -> list[str]:
@@ -43,13 +30,6 @@ def waits(model: Any, rank: int, steps: int = 2) -> list[str]:
         with emu.slow(collectives=0.02 if step >= _WARM else 0.0):
             loss_of(model, x).backward()
     return emu.take_sync_reasons()
-
-
-def with_hook(rank: int, name: str) -> list[str]:
-    make, hook = HOOKS[name]
-    model = ddp.DistributedDataParallel(layers().to(DEVICE), bucket_cap_mb=0.005)
-    model.register_comm_hook(make(), hook)
-    return waits(model, rank)
 
 
 def looking_for_unused(rank: int, unused: bool) -> list[str]:
@@ -143,7 +123,7 @@ def captured(rank: int) -> tuple[dict[str, int], int]:
     check.end()
     core = model.reducer.core
     sizes = {bucket.flat.data_ptr(): bucket.flat.untyped_storage().nbytes() for bucket in core.sender.buckets}
-    core.resize(core.limit)  # later steps use other buckets
+    core.rebuild(core.agreed_order)  # later steps use other buckets
     model.zero_grad()
     loss_of(model, batch(rank, 3)).backward()
     fresh = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in sizes.values() for _ in range(4)]
@@ -154,16 +134,12 @@ def captured(rank: int) -> tuple[dict[str, int], int]:
 def refused(rank: int, what: str) -> str:
     given: dict[str, Any] = {
         "find_unused": {"find_unused_parameters": True},
-        "auto": {"bucket_cap_mb": "auto"},
     }.get(what, {})
     model = ddp.DistributedDataParallel(layers().to(DEVICE), **given)
-    if what in HOOKS:
-        make, hook = HOOKS[what]
-        model.register_comm_hook(make(), hook)
     if what != "early":
         waits(model, rank, 0)
     x = batch(rank, 0)
-    with ddp.trace(model) if what == "trace" else nullcontext(), capturing():
+    with capturing():
         try:
             loss_of(model, x).backward()
         except RuntimeError as error:

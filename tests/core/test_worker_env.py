@@ -132,11 +132,6 @@ def test_local_rank_in_arguments() -> None:
     assert rank_args(("a",), 3) == ("a",)
 
 
-def test_a_logical_world() -> None:
-    assert "DDP_LOGICAL_WORLD" not in rank_env(SPEC, PLACE, {})
-    assert rank_env(replace(SPEC, logical_world=8), PLACE, {})["DDP_LOGICAL_WORLD"] == "8"
-
-
 def test_what_ranks_before_have_saved() -> None:
     saved = replace(PLACE, assignment=replace(ASSIGNMENT, resume_path="/a b/c.pt"))
     assert rank_env(SPEC, saved, {})["DDP_RESUME_PATH"] == "/a b/c.pt"

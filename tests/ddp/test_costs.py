@@ -60,7 +60,7 @@ def test_a_backend_that_averages_gets_undivided_gradients() -> None:
 def test_within_a_join_the_sum_is_divided_by_the_ranks_with_input() -> None:
     group = NcclLike()
     reducer = reducer_of(parameters_of([2]), group, bucket_bytes=4)
-    reducer.sender.set_within_join(True)
+    reducer.sender.within_join = True
     step(reducer)
     assert (len(group.launched), group.averaged) == (1, 0)
 

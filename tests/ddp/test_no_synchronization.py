@@ -10,7 +10,6 @@ from test_training import batch, loss_of, mlp
 from torch import nn
 
 import ddp
-from ddp import comm_hooks
 from ddp.telemetry import capture, collective_marks
 
 if TYPE_CHECKING:
@@ -23,18 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "as views": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
     "find unused": {"find_unused_parameters": True},
-}
-HOOKS: dict[str, tuple[Any, Any]] = {
-    "all_reduce": (lambda: None, comm_hooks.all_reduce),
-    "bf16": (lambda: None, comm_hooks.bf16),
-    "power": (lambda: comm_hooks.PowerSGD(rank=2, start_step=1), comm_hooks.power_sgd),
-    "power_cold": (
-        lambda: comm_hooks.PowerSGD(rank=2, start_step=1, warm_start=False),
-        comm_hooks.power_sgd,
-    ),
-    "quantized": (lambda: comm_hooks.Quantized(chunk=64, error_feedback=True), comm_hooks.quantized),
-    "top_k": (lambda: comm_hooks.TopK(share=0.1), comm_hooks.top_k),
-    "gossip": (comm_hooks.Gossip, comm_hooks.gossip_grad),
 }
 _WARM = 4
 
@@ -60,20 +47,6 @@ def steps_with_options(rank: int) -> dict[str, list[list[str]]]:
 def test_a_step_reads_nothing(two_ranks: Ranks) -> None:
     for found in two_ranks(steps_with_options):
         assert found == {name: [[], [], []] for name in OPTIONS}
-
-
-def steps_with_hooks(rank: int) -> dict[str, list[list[str]]]:
-    found = {}
-    for name, (make, hook) in HOOKS.items():
-        model = ddp.DistributedDataParallel(mlp(), bucket_cap_mb=0.005)
-        model.register_comm_hook(make(), hook)
-        found[name] = reads_per_step(model, rank)
-    return found
-
-
-def test_a_communication_hook_reads_nothing(two_ranks: Ranks) -> None:
-    for found in two_ranks(steps_with_hooks):
-        assert found == {name: [[], [], []] for name in HOOKS}
 
 
 class Branches(nn.Module):
@@ -105,27 +78,6 @@ def test_the_map_of_used_parameters_is_read_once_and_only_by_a_rank_that_did_not
     for reads, has_gradient in two_ranks(branching, False):
         assert reads == [["tolist"]] * 3
         assert all(has_gradient)
-
-
-def spoilt_factors(rank: int) -> tuple[list[bool], list[bool]]:
-    state = comm_hooks.PowerSGD(rank=2, start_step=0)
-    model = ddp.DistributedDataParallel(mlp())
-    model.register_comm_hook(state, comm_hooks.power_sgd)
-    reads_per_step(model, rank, 2)
-    weight = model.module[2].weight
-    kept = state.factors.get(weight, (50, 2))
-    assert kept is not None
-    kept[0, 0] = float("nan")
-    reads = reads_per_step(model, rank, _WARM + 1)
-    assert reads == [[]]
-    values = [bool(p.grad.isfinite().all()) for p in model.parameters()]
-    return values, [bool((p.grad != 0).any()) for p in model.parameters()]
-
-
-def test_power_sgd_replaces_a_factor_that_is_not_finite_without_reading_it(two_ranks: Ranks) -> None:
-    for finite, nonzero in two_ranks(spoilt_factors):
-        assert all(finite)
-        assert all(nonzero)
 
 
 # --- ddp.check_numerics ------------------------------------------------------------------------------

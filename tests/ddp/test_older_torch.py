@@ -70,7 +70,7 @@ def older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone", "older_torch")
-@pytest.mark.parametrize("given", [{}, {"broadcast_buffers": False}, {"bucket_cap_mb": "auto"}])
+@pytest.mark.parametrize("given", [{}, {"broadcast_buffers": False}])
 def test_construction_on_an_older_torch(given: dict[str, Any]) -> None:
     wrapped = DistributedDataParallel(torch.nn.Linear(2, 2), **given)
     told = wrapped._get_ddp_logging_data()

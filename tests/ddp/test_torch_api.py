@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from ddp.telemetry import collective_marks, guard, status_page, torch_api, torch_marks, torch_names
 from ddp.telemetry.torch_names import NAMES, Name, Use
@@ -195,22 +194,3 @@ def test_a_torch_without_a_recorder_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr(bindings, "_dump_nccl_trace_json", raising=False)
     with pytest.raises(RuntimeError, match="no flight recorder"):
         torch_api.record_of_collectives({"gloo"})
-
-
-# Before 2.12 these names do not exist, and the former ones are used.
-RENAMED = ("all_gather_single", "reduce_scatter_single")
-
-
-def test_single_tensor_collectives_under_their_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in 2.11."""
-    from ddp.groups import single_tensor
-
-    for name in RENAMED:
-        monkeypatch.delattr(dist, name, raising=False)
-    called: list[str] = []
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
-        monkeypatch.setattr(dist, name, functools.partial(lambda name, *_, **__: called.append(name), name))
-    fresh = single_tensor.chosen()
-    for function in fresh:
-        function()
-    assert called == ["all_gather_into_tensor", "reduce_scatter_tensor"]

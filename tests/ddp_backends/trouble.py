@@ -304,13 +304,12 @@ def use_in_a_child():
 
 def prepare_to_go_on():
     """-> each in turn, when a peer is gone: what uses the group of an earlier step again."""
-    from ddp import DistributedDataParallel, ShardedOptimizer
+    from ddp import DistributedDataParallel
 
     layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
     batch = torch.ones(8, 4)
     plain = DistributedDataParallel(layers[0])
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
     for each in (plain, model):
         each(batch).sum().backward()
     output = plain(batch)
@@ -318,11 +317,7 @@ def prepare_to_go_on():
     _uses = {
         "backward": lambda: output.sum().backward(),
         "forward": lambda: model(batch),
-        "step": optimizer.step,
-        "clip": lambda: optimizer.clip_grad_norm_(1.0),
-        "state": optimizer.consolidate_state_dict,
         "new model": lambda: DistributedDataParallel(torch.nn.Linear(2, 2)),
-        "new optimizer": lambda: ShardedOptimizer(plain, torch.optim.SGD, lr=0.1),
     }
 
 

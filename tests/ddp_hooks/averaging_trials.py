@@ -4,13 +4,27 @@ import copy
 
 import torch
 import torch.distributed as dist
-from sharding_trials import largest_difference, parameters_of, same_everywhere
 from torch import nn
 
 from ddp import DistributedDataParallel
 from ddp.averaging import DiLoCo, LocalSGD
 
 CLASSES = {"ours": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel, "none": lambda m: m}
+
+
+def parameters_of(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def largest_difference(some, others):
+    return max((a - b).abs().max().item() for a, b in zip(some, others, strict=True))
+
+
+def same_everywhere(tensors):
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    all_of_them = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_of_them, flat)
+    return all(torch.equal(flat, other) for other in all_of_them)
 
 
 def network():
@@ -143,22 +157,6 @@ def now(kind):
             raise KeyError
     except KeyError:
         return before, after, policy.steps
-
-
-def gossip_brought_together():
-    """Gossip with a meeting now and then: replicas are the same again after it."""
-    from ddp.comm_hooks import Gossip, gossip_grad
-
-    model = DistributedDataParallel(network())
-    model.register_comm_hook(Gossip(), gossip_grad)
-    optimizer = inner(model)
-    policy = LocalSGD(model, every=1, warmup=10**9)
-    for step in range(4):
-        with policy.step():
-            one_step(model, optimizer, step)
-    apart = same_everywhere(parameters_of(model))
-    policy.synchronize()
-    return apart, same_everywhere(parameters_of(model))
 
 
 def of_another_model():

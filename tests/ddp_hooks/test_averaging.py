@@ -51,10 +51,6 @@ def test_meeting_when_asked(crew_of: CrewOf, kind: str) -> None:
     assert crew_of("gloo", 3).run(trials.now, kind) == [(False, True, 3)] * 3
 
 
-def test_gossip_is_brought_together(crew_of: CrewOf) -> None:
-    assert crew_of("gloo", 3).run(trials.gossip_brought_together) == [(False, True)] * 3
-
-
 def test_a_state_of_another_model_is_refused(crew_of: CrewOf) -> None:
     with pytest.raises(AssertionError, match=r"WrongValue.*'0\.bias'"):
         crew_of("gloo", 2).run(trials.of_another_model)

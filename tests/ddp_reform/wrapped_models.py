@@ -15,8 +15,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchsDdp
 
 import ddp
-from ddp import comm_hooks
-from ddp.comm_hooks import PowerSGD
 from ddp.groups import wrappers
 from ddp.telemetry import torch_api, torch_names
 
@@ -25,7 +23,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "static": {"static_graph": True},
     "unused": {"find_unused_parameters": True},
     "views": {"gradient_as_bucket_view": True},
-    "tuned": {"bucket_cap_mb": "auto"},
     "copied": {},
 }
 
@@ -69,8 +66,6 @@ def top(backend: str, kind: str, options: str, hook: str = "") -> dict[str, Any]
     wrapped = wrap(model, **{"bucket_cap_mb": megabytes, **OPTIONS[options]})
     if options == "copied":  # no hook of torch's sees that wrapper
         wrapped = copy.deepcopy(wrapped)
-    if hook == "ours":
-        wrapped.register_comm_hook(PowerSGD(rank=2, start_step=2), comm_hooks.power_sgd)
     if hook == "torchs":
         state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=3, min_compression_rate=0.5)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -45,7 +45,7 @@ def newest(folder: Path) -> Path:
 # --- torch reads ours --------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly(instead=("::test_an_archive_is_what_torch_and_zip_read", "elastic/test_shares.py"))
+@pytest.mark.nightly(instead=("::test_an_archive_is_what_torch_and_zip_read",))
 @pytest.mark.parametrize(
     ("model", "nproc", "readers"),
     [

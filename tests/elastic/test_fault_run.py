@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +58,7 @@ def planned(count: int, kinds: list[str], seed: int) -> list[Fault]:
 
 
 class Run:
-    """Two ranks, on one node or on two."""
+    """Two ranks on one node."""
 
     def __init__(
         self,
@@ -69,16 +66,12 @@ class Run:
         backend: str,
         faults: list[Fault],
         recover: str = "restart",
-        *,
-        nodes: int = 1,
-        logical: bool = False,
     ) -> None:
-        self.folder, self.faults, self.recover, self.nodes = folder, faults, recover, nodes
+        self.folder, self.faults, self.recover = folder, faults, recover
         self.notes = folder / "notes"
         self.notes.mkdir(parents=True)
         self.steps = 2 * len(faults) + 4
         plan = {"faults": faults, "steps": self.steps, "backend": backend, "recover": recover}
-        plan["logical"] = logical
         plan |= {"programs": str(FAULTS), "hosts": 2 if backend == "hier" else 1}
         self.env = {"PLAN": json.dumps(plan), "NOTES": str(self.notes), "GLOO_SOCKET_IFNAME": "lo"}
         self._jobs: list[Launched] = []
@@ -87,16 +80,7 @@ class Run:
 
     def _start(self) -> Launched:
         words = ["--max-restarts", "200", "--recover", self.recover, "--shutdown-timeout", "2"]
-        words += [
-            "--hang-timeout",
-            "3",
-            "--preload",
-            "torch._dynamo",
-            "--nproc-per-node",
-            str(2 // self.nodes),
-        ]
-        if self.nodes > 1:
-            words += ["--nnodes", "2", "--rendezvous", self._place, "--rdzv-id", "faults"]
+        words += ["--hang-timeout", "3", "--preload", "torch._dynamo", "--nproc-per-node", "2"]
         folder = self.folder / f"node{next(self._numbers)}"
         env = self.env | {"DDP_RENDEZVOUS_INSECURE": "1"}
         self._jobs.append(Launched(folder, *words, str(PROGRAM), env=env))
@@ -105,16 +89,6 @@ class Run:
     def play(self) -> list[dict[str, Any]]:
         try:
             nodes = [self._start()]
-            if self.nodes > 1:
-                nodes[0].await_listening(int(self._place.rpartition(":")[2]))
-                nodes.append(self._start())
-            gone = [number for number, fault in enumerate(self.faults) if fault[3] == "node"]
-            for number in gone:
-                self._until((self.notes / f"node-{number}").exists, nodes)
-                for pid in nodes[1].processes():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                nodes[1] = self._start()
             self._until(lambda: all(node.agent.poll() is not None for node in nodes), nodes)
             assert [node.agent.returncode for node in nodes] == [0] * len(nodes), self._words(nodes)
         finally:
@@ -138,9 +112,9 @@ class Run:
         return [json.loads((self.notes / f"end-{rank}").read_text()) for rank in range(2)]
 
 
-def calm(folder: Path, backend: str, count: int, *, logical: bool = False) -> list[dict[str, Any]]:
+def calm(folder: Path, backend: str, count: int) -> list[dict[str, Any]]:
     """The same steps without faults, and without the launcher."""
-    run = Run(folder, backend, [], logical=logical)
+    run = Run(folder, backend, [])
     plan = json.loads(run.env["PLAN"]) | {"steps": 2 * count + 4}
     codes = generations.play(PROGRAM, folder, 2, 0, run.env | {"PLAN": json.dumps(plan)})
     assert not any(codes), "\n".join(path.read_text() for path in sorted(folder.glob("rank*")))
@@ -150,33 +124,18 @@ def calm(folder: Path, backend: str, count: int, *, logical: bool = False) -> li
 @NIGHTLY
 @pytest.mark.timeout(WITHIN_S)
 @pytest.mark.parametrize(
-    ("backend", "recover", "count", "logical"),
+    ("backend", "recover", "count"),
     [
-        ("shm", "restart", 50, False),
-        ("hier", "restart", 50, False),
-        ("gloo", "restart", 50, False),
-        ("shm", "in-place", 50, False),
-        ("gloo", "in-place", 12, True),
+        ("shm", "restart", 50),
+        ("hier", "restart", 50),
+        ("gloo", "restart", 50),
+        ("shm", "in-place", 50),
+        ("gloo", "in-place", 12),
     ],
 )
 def test_many_faults_leave_the_bits_as_they_are(
-    tmp_path: Path, backend: str, recover: str, count: int, logical: bool
+    tmp_path: Path, backend: str, recover: str, count: int
 ) -> None:
     faults = planned(count, KINDS + HANGS, seed=count)
-    end = Run(tmp_path / "faults", backend, faults, recover, logical=logical).play()
-    assert end == calm(tmp_path / "calm", backend, count, logical=logical)
-
-
-@NIGHTLY
-@pytest.mark.timeout(WITHIN_S)
-def test_nodes_that_are_lost_leave_the_bits_as_they_are(tmp_path: Path) -> None:
-    """The second of two nodes goes with its memory, and a new one comes; between that, ranks fail.
-
-    The generators of a rank are on its node only, so this is promised of logical ranks, whose generators are computed.
-    """
-    faults = [
-        (step, place, 1 if kind == "node" else rank, kind)
-        for step, place, rank, kind in planned(12, ["node", *KINDS[:3]], seed=5)
-    ]
-    end = Run(tmp_path / "faults", "hier", faults, nodes=2, logical=True).play()
-    assert end == calm(tmp_path / "calm", "hier", len(faults), logical=True)
+    end = Run(tmp_path / "faults", backend, faults, recover).play()
+    assert end == calm(tmp_path / "calm", backend, count)

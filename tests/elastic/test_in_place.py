@@ -51,8 +51,9 @@ DEATHS = {
         *(
             pytest.param(*each, marks=pytest.mark.nightly)
             for each in (
-                *(("ours", "hier"), ("ours", "gloo"), ("torch", "shm")),
-                *(("sharded", "shm"), ("sharded", "gloo")),
+                ("ours", "hier"),
+                ("ours", "gloo"),
+                ("torch", "shm"),
             )
         ),
         pytest.param("fsdp2", "gloo", marks=(pytest.mark.nightly, needs_reset_of_fsdp)),
@@ -87,9 +88,7 @@ MID_STEP = {
 @pytest.mark.parametrize(
     ("model", "every"),
     [
-        ("sharded", 1),
         pytest.param("fsdp2", 3, marks=needs_reset_of_fsdp),
-        pytest.param("sharded", 3, marks=pytest.mark.nightly),
         pytest.param("fsdp2", 1, marks=(pytest.mark.nightly, needs_reset_of_fsdp)),
     ],
 )
@@ -196,12 +195,9 @@ def test_two_die_at_once_and_then_another_one_while_the_job_heals(
     assert job.pids[0][1] == job.pids[1][1] == job.pids[2][1]
 
 
-@pytest.mark.parametrize("model", ["ours", "sharded"])
-def test_the_world_grows_and_shrinks_around_the_survivors(
-    heal: Callable[..., tuple[Job, Told]], model: str
-) -> None:
+def test_the_world_grows_and_shrinks_around_the_survivors(heal: Callable[..., tuple[Job, Told]]) -> None:
     deaths = {"1": kill(1, step=3, when="before"), "2": kill(2, step=5, when="before")}
-    job, told = heal((2, 3, 2), model=model, epochs=1, kill=deaths)
+    job, told = heal((2, 3, 2), model="ours", epochs=1, kill=deaths)
     assert [len(pids) for pids in job.pids] == [2, 3, 2]
     assert job.pids[0][0] == job.pids[1][0] == job.pids[2][0]
     assert set(told.samples()) == set(range(58))

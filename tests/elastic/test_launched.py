@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 NIGHTLY = pytest.mark.nightly(
     instead=(
         "::test_the_examples_go_on_where_they_were",
-        "wings/logical/test_logical_world.py::test_every_change_of_the_world_goes_on_with_the_same_bits",
         "elastic/test_going_on.py::test_a_replaced_node_is_given_the_state",
     )
 )
@@ -220,19 +219,3 @@ def test_the_example_in_shards_keeps_a_process(
     assert "continuing after step" in job.stdout()
     assert "epoch 6:" in job.stdout()
     assert (len(list(said.glob("pid-0-*"))), len(list(said.glob("pid-1-*")))) == (2, 1)
-
-
-@NIGHTLY
-def test_the_example_with_logical_ranks_prints_the_same_sum(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
-    def end_of(processes: int, *words: str) -> str:
-        script = (str(EXAMPLES / "train_logical.py"), "--epochs", "1", "--samples", "256", *words)
-        job = launch("--nproc-per-node", str(processes), "--logical-world", "4", *script)
-        assert job.wait(100) == 0, job.stderr()
-        return re.search(r"step (\d+): SHA-256 (\w{64})", job.stdout())[0]  # type: ignore[index]
-
-    whole = end_of(1)
-    folder = ("--folder", str(tmp_path / "commits"))
-    assert end_of(4, "--steps", "2", *folder) != whole
-    assert end_of(2, *folder) == whole

@@ -72,16 +72,14 @@ def test_one_of_four_nodes_is_lost(train: Callable[..., Told]) -> None:
 @pytest.mark.parametrize(
     ("model", "nproc", "redundancy", "lost"),
     [
-        ("sharded", 3, "code:2+1", [2]),
-        pytest.param("sharded", 4, "code:2+2", [0, 3], marks=pytest.mark.nightly),
-        pytest.param("hsdp", 4, "code:3+1", [1], marks=pytest.mark.nightly),
+        ("hsdp", 4, "code:3+1", [1]),
         pytest.param("hsdp", 4, "code:2+2", [0, 2], marks=pytest.mark.nightly),  # both copies of a shard
     ],
 )
 def test_other_kinds_of_shards(
     train: Callable[..., Told], model: str, nproc: int, redundancy: str, lost: list[int]
 ) -> None:
-    """An optimizer in shares beside a whole model, and shards of which several nodes have copies."""
+    """Shards of which several nodes have copies."""
     told = lose(train, nproc, {1: (3, lost)}, redundancy, model)
     expect_the_same(told, undisturbed(train, nproc, model), [3])
 

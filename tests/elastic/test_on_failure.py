@@ -196,9 +196,10 @@ for attempt in range(2):  # a call that was refused does not count
 del model, optimizer
 """
 SHARDED = """
-class Own(ddp.ShardedOptimizer):
+from torch.distributed.optim import ZeroRedundancyOptimizer
+class Own(ZeroRedundancyOptimizer):
     pass
-optimizer = Own(ddp.DistributedDataParallel(model), torch.optim.SGD, lr=0.1)
+optimizer = Own(model.parameters(), torch.optim.SGD, lr=0.1)
 """
 
 
@@ -206,7 +207,7 @@ optimizer = Own(ddp.DistributedDataParallel(model), torch.optim.SGD, lr=0.1)
     ("optimizer", "named"),
     [
         ("optimizer = torch.optim.SGD(fully_shard(model).parameters())", "FSDPModule|DTensor"),
-        (SHARDED, "with ShardedOptimizer each rank"),
+        (SHARDED, "with ZeroRedundancyOptimizer each rank"),
     ],
     ids=["shards", "a class of its own"],
 )

@@ -34,7 +34,7 @@ def test_states_over_parts_of_the_ranks_and_over_all_of_them(tmp_path: Path) -> 
 
 
 def test_a_lost_node_of_a_state_over_a_part_of_the_ranks(tmp_path: Path) -> None:
-    """Each State has two objects that are cut differently, so each of its ranks is a part."""
+    """Each State has a model in shards and a whole one."""
     there = tmp_path / "there"
     there.mkdir()
     env = {"THERE": str(there), "STATE": json.dumps({"redundancy": "copies:1"})}

@@ -299,7 +299,7 @@ def test_optimizers_that_hold_shares_are_refused() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     optimizer = ZeroRedundancyOptimizer.__new__(ZeroRedundancyOptimizer)
-    with pytest.raises(TypeError, match=r"\bo: a ZeroRedundancyOptimizer\b.*Use ddp.ShardedOptimizer"):
+    with pytest.raises(TypeError, match=r"\bo: a ZeroRedundancyOptimizer\b.*Use FSDP2"):
         elastic.State(o=optimizer)
 
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 import ddp
-from ddp import comm_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,19 +118,11 @@ def test_eager_steps_between_replays_leave_the_graphs_memory_alone() -> None:
     ("given", "says"),
     [
         ({"find_unused_parameters": True}, "find_unused_parameters=True"),
-        ({"bucket_cap_mb": "auto"}, "still tries"),
     ],
 )
 def test_what_a_replay_could_not_repeat_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(RuntimeError, match=says):
         captured(batch(0), **given)
-
-
-def test_a_hook_without_memory_is_captured_and_one_with_memory_is_refused() -> None:
-    _, graph = captured(batch(0), (None, comm_hooks.bf16))
-    graph.replay()
-    with pytest.raises(RuntimeError, match="PowerSGD cannot be captured"):
-        captured(batch(0), (comm_hooks.PowerSGD(start_step=1), comm_hooks.power_sgd))
 
 
 def test_parts_that_are_graphed_before_wrapping() -> None:
@@ -152,7 +143,6 @@ def test_parts_that_are_graphed_before_wrapping() -> None:
 def test_a_step_waits_for_nothing() -> None:
     """torch raises where the host waits for the device."""
     wrapped = ddp.DistributedDataParallel(network(), device_ids=[0])
-    wrapped.register_comm_hook(comm_hooks.PowerSGD(rank=2, start_step=1), comm_hooks.power_sgd)
     inputs = [batch(step) for step in range(6)]
     for step, x in enumerate(inputs):
         wrapped.zero_grad(set_to_none=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 _LIKE_TORCH = "tests/contract/ddp_like_torch/test_like_torch.py::test_the_two_cannot_be_told_apart"
 _OVER_BACKENDS = "tests/ddp_backends/test_training_over_them.py"
-_SHARDS = "tests/wings/sharding/test_sharded_optimizer.py"
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "hooks",
-        "communication hooks of torch and of this project",
+        "communication hooks",
         (
             *(
                 f"{_LIKE_TORCH}[{case}-2]"
@@ -98,11 +97,6 @@ CASES: tuple[Case, ...] = (
         "join",
         "`join()` with uneven inputs",
         tuple(f"{_LIKE_TORCH}[{case}-2]" for case in ("uneven-first_ends_initial", "with_buffers-active")),
-    ),
-    Case(
-        "shards",
-        "`ddp.ShardedOptimizer`",
-        (f"{_SHARDS}::test_like_the_whole_optimizer", f"{_SHARDS}::test_torchs_own_sharding"),
     ),
     Case(
         "elastic",

@@ -77,20 +77,16 @@ CORE = {
             "diagnostics",
             "health_sources",
             "hosts",
-            "logical",
             "otlp",
             "redundancy",
             "replay",
             "submit",
             "web",
         ),
-        *within("diagnostics", "bucket_search numerics_report timeline"),
+        *within("diagnostics", "numerics_report"),
         "health_sources.findings",
-        "sharding",
-        "sharding.shards",
         "hosts.command_lines",
         "links.link_plan",
-        "logical.logical_ranks",
         "otlp.traces",
         *within("redundancy", "erasure_code placement"),
         *within("plan", "prediction profile step_model table"),
@@ -110,7 +106,7 @@ CORE_AND_SHELL = (
     | within("ddp.elastic", "images")
     | within(
         WINGS,
-        "diagnostics health_sources hosts links logical otlp plan redundancy replay sharding submit web",
+        "diagnostics health_sources hosts links otlp plan redundancy replay submit web",
     )
 )
 
@@ -150,7 +146,6 @@ WINGS_NEED = {
     "inspection": needs(
         "ddp.elastic.commits ddp.elastic.files ddp.elastic.images.image ddp.telemetry.coded", "torch"
     ),
-    "sharding": needs("ddp.comm_hooks.plain ddp.groups.single_tensor ddp.reducer ddp.telemetry", "torch"),
     "diagnostics": needs("ddp.reducer ddp.telemetry", "torch"),
     "health_sources": needs("launcher.machine.xids launcher.sources rendezvous.values.late_dataclass"),
     "hosts": needs(
@@ -160,11 +155,6 @@ WINGS_NEED = {
     "links": needs(
         "launcher.joining launcher.preflight.checkup launcher.settings.spec rendezvous.client.remote_session "
         "rendezvous.diagnosing.versions rendezvous.values"
-    ),
-    "logical": needs(
-        "ddp.comm_hooks.staged ddp.elastic.generators ddp.elastic.sampler ddp.elastic.sample_order ddp.elastic.team "
-        "ddp.groups.single_tensor ddp.reducer ddp.telemetry",
-        "torch",
     ),
     "history": needs(
         "launcher.answers launcher.output.log_file rendezvous.rounds rendezvous.service.owner rendezvous.values"
@@ -283,8 +273,7 @@ ROOMS = {
         "launching": {"telemetry"},
         "groups": {"telemetry"},
         "reducer": {"groups", "telemetry"},
-        "comm_hooks": {"reducer", "groups", "telemetry"},
-        "elastic": {"comm_hooks", "reducer", "groups", "telemetry"},
+        "elastic": {"reducer", "groups", "telemetry"},
         "last_step": {"elastic", "telemetry"},
         "averaging": {"reducer", "groups", "telemetry"},
         "shm": {"groups"},
@@ -430,10 +419,10 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 69_450
-MOST_HOUSE_FILES = 317
-MOST_WING_LINES = 17_200
-MOST_WING_FILES = 93
+MOST_HOUSE_LINES = 67_993
+MOST_HOUSE_FILES = 308
+MOST_WING_LINES = 15_079
+MOST_WING_FILES = 81
 MOST_SHARED_FILE_NAMES, MOST_SHARED_CLASS_NAMES = 17, 21
 MAX_FILE_LINES = 900
 MAX_TEST_FILE_LINES = 600

@@ -43,26 +43,6 @@ state = elastic.State(model=model, optimizer=optimizer, sampler=sampler, step=0,
 def train(inputs, labels):
     loss_of(model(inputs)).backward()
 """
-# The reader takes one line of the snippet; here each gets a model of its own.
-HOOKS = """
-class Each:
-    def register_comm_hook(self, state, hook):
-        fresh = DDP(Net())
-        fresh.register_comm_hook(state, hook)
-        fresh(x).sum().backward()
-model = Each()
-"""
-POWER = """
-from ddp.comm_hooks import PowerSGD, power_sgd
-state = PowerSGD(rank=2, start_step=1)
-model.register_comm_hook(state, power_sgd)
-model(x).sum().backward()
-"""
-SHARDED = """
-optimizer = ddp.ShardedOptimizer(model, torch.optim.AdamW, lr=3e-4)
-model(x).sum().backward()
-optimizer.step()
-"""
 WRITTEN = """
 state.resume()
 loss_of(model(x)).backward()
@@ -76,9 +56,6 @@ scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters
 """
 BEFORE = {
     "import ddp\n\nddp.log(": LOGS,
-    "saved = state.state_dict(model)": POWER,
-    "from ddp import comm_hooks": HOOKS,
-    "optimizer.consolidate_state_dict": SHARDED,
     "import ddp\nfrom ddp import elastic": ELASTIC,
     "def train():": ELASTIC,
     "import ddp.shm": "ddp.shutdown()\n",

@@ -51,7 +51,7 @@ ASKED = {
     "web": Asked(command("ddp_launch", "--web", "--nproc-per-node", "1", "train.py")),
     "redundancy": Asked("from ddp.elastic import State; State(redundancy='auto')", code=""),
     # The job is not affected.
-    "diagnostics": Asked("import ddp; ddp.trace", code=""),
+    "diagnostics": Asked("import ddp; ddp.check_numerics", code=""),
     "health_sources": Asked(
         command("ddp_launch", "--health-source", "/run/health.json", "--nproc-per-node", "1", "train.py")
     ),
@@ -66,8 +66,6 @@ ASKED = {
         "import runpy, sys; sys.argv[1:] = ['ls', 'a']; runpy.run_module('ddp.elastic', run_name='__main__')",
         code="",
     ),
-    "sharding": Asked("import ddp; ddp.ShardedOptimizer", code=""),
-    "logical": Asked("from ddp.elastic import LogicalWorld", code=""),
     "otlp": Asked(
         command("ddp_launch", "--otlp-endpoint", "http://127.0.0.1:9", "--nproc-per-node", "1", "train.py"),
         "",

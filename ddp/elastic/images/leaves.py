@@ -55,15 +55,6 @@ class Leaf:
         return self.dtype.itemsize * math.prod(self.local_shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorPiece:
-    """A region of a tensor that is not a DTensor. A list of them stands for all that a rank has of the tensor."""
-
-    tensor: torch.Tensor
-    shape: tuple[int, ...]  # of the whole tensor
-    region: Region
-
-
 def whole(shape: tuple[int, ...]) -> Region:
     return tuple((0, length) for length in shape)
 
@@ -72,7 +63,7 @@ def whole(shape: tuple[int, ...]) -> Region:
 
 
 def disassemble(tree: Any) -> tuple[Any, list[Any], list[str]]:
-    """Split a tree into its skeleton, its tensors (or pieces of them), and their paths."""
+    """Split a tree into its skeleton, its tensors, and their paths."""
     found = _Disassembly([], [])
     return found(tree, ""), found.tensors, found.paths
 
@@ -91,10 +82,6 @@ class _Disassembly:
             self.tensors.append(node)
             self.paths.append(path)
             return f"{_MARK}{len(self.tensors) - 1}"
-        if isinstance(node, list) and node and isinstance(node[0], TensorPiece):
-            self.tensors.extend(node)
-            self.paths.extend([path] * len(node))
-            return f"{_MARK}{len(self.tensors) - len(node)}"
         if isinstance(node, str) and node.startswith(_MARK):
             raise WrongValue(
                 f"cannot commit {path}: its text starts with the reserved marker {_MARK!r}. Change the text"
@@ -168,10 +155,7 @@ def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def leaf_of(tensor: torch.Tensor | TensorPiece, path: str) -> Leaf:
-    if isinstance(tensor, TensorPiece):
-        stride = tensor.tensor.stride()
-        return Leaf(path, tensor.tensor.dtype, tensor.shape, stride, tensor.region, sharded=True)
+def leaf_of(tensor: torch.Tensor, path: str) -> Leaf:
     if not is_dtensor(tensor):
         shape = tuple(tensor.shape)
         return Leaf(path, tensor.dtype, shape, tensor.stride(), whole(shape), sharded=False)
@@ -186,15 +170,13 @@ def leaf_of(tensor: torch.Tensor | TensorPiece, path: str) -> Leaf:
     return Leaf(path, tensor.dtype, shape, local(tensor).stride(), region, sharded)
 
 
-def local(tensor: torch.Tensor | TensorPiece) -> torch.Tensor:
-    if isinstance(tensor, TensorPiece):
-        return tensor.tensor.detach()
+def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 
-def all_local(tensors: Iterable[torch.Tensor | TensorPiece]) -> list[torch.Tensor]:
+def all_local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return what `local` does, quickly; parameters may still require gradients."""
-    return [each if type(each) in _ORDINARY else local(each) for each in tensors]  # type: ignore[misc]
+    return [each if type(each) in _ORDINARY else local(each) for each in tensors]
 
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter}

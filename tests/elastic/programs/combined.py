@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ddp
-from ddp import averaging, comm_hooks, elastic
+from ddp import averaging, elastic
 
 PLAN = json.loads(os.environ["PLAN"])
 RANK = int(os.environ["RANK"])
@@ -71,13 +71,6 @@ def averager(model):
     )
 
 
-HOOKS = {
-    "power": (comm_hooks.power_sgd, lambda: comm_hooks.PowerSGD(start_step=1, min_compression=1.0)),
-    "top_k": (comm_hooks.top_k, lambda: comm_hooks.TopK(share=0.1)),
-    "quantized": (comm_hooks.quantized, lambda: comm_hooks.Quantized(error_feedback=True)),
-}
-
-
 def everything():
     """The objects of a State, by name."""
     torch.manual_seed(1)
@@ -85,11 +78,7 @@ def everything():
     torch.manual_seed(10 + RANK)
     wrapped = ddp.DistributedDataParallel(model)
     found = {"model": wrapped, "scaler": torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)}
-    if PLAN["kind"] in HOOKS:
-        hook, make = HOOKS[PLAN["kind"]]
-        found["hook"] = make()
-        wrapped.register_comm_hook(found["hook"], hook)
-    else:
+    if PLAN["kind"] != "plain":
         found["averager"] = averager(wrapped)
     found["optimizer"] = torch.optim.Adam(wrapped.parameters(), lr=0.01)
     source = stateful_loader() if PLAN.get("torchdata") else Source()
@@ -111,9 +100,6 @@ def all_of(things):
     """What is to have the same bits, on this rank."""
     model = things["model"].module
     found = [*model.parameters(), *(each for s in things["optimizer"].state.values() for each in s.values())]
-    if "hook" in things:
-        found += things["hook"].errors.state_dict(model).values()
-        assert any(each.any() for each in found[-4:])
     if PLAN["kind"] == "diloco":
         found += [*things["averager"].state_dict()["anchors"].values()]
         found += [s["momentum_buffer"] for s in things["averager"].outer.state.values()]

@@ -33,7 +33,7 @@ def move_to_own_node():
 
 
 def everything(shards):
-    """What the State of this stage has: a model in shards, and one with an optimizer in shares, cut differently."""
+    """What the State of this stage has: a model in shards, and a whole one."""
     torch.manual_seed(STAGE)
     in_shards = fully_shard(nn.Sequential(nn.Linear(6, 10), nn.Dropout(0.3), nn.Linear(10, 3)), mesh=shards)
     whole = ddp.DistributedDataParallel(nn.Linear(6, 5), process_group=shards.get_group())
@@ -42,14 +42,14 @@ def everything(shards):
         "in_shards": in_shards,
         "whole": whole,
         "optimizer": torch.optim.Adam(in_shards.parameters(), lr=0.01),
-        "shared_out": ddp.ShardedOptimizer(whole, torch.optim.Adam, lr=0.02),
+        "other": torch.optim.Adam(whole.parameters(), lr=0.02),
     }
 
 
 def train_step(things, step):
     inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + RANK))
     (things["in_shards"](inputs).square().mean() + things["whole"](inputs).square().mean()).backward()
-    for name in ("optimizer", "shared_out"):
+    for name in ("optimizer", "other"):
         things[name].step()
         things[name].zero_grad()
 
@@ -57,8 +57,8 @@ def train_step(things, step):
 def all_of(things):
     local = [each.to_local() for each in things["in_shards"].parameters()]
     moments = [s.to_local() for each in things["optimizer"].state.values() for s in (each["exp_avg"],)]
-    shares = [each["exp_avg"] for each in things["shared_out"].state_of_ranges()]
-    return [*local, *moments, *things["whole"].parameters(), *shares, torch.rand(3)]
+    others = [each["exp_avg"] for each in things["other"].state.values()]
+    return [*local, *moments, *things["whole"].parameters(), *others, torch.rand(3)]
 
 
 def main():

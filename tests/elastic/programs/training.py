@@ -111,32 +111,14 @@ def write_row(number, metrics):
 
 
 def optimizer_of(kind, model):
-    if kind == "sharded":
-        return ddp.ShardedOptimizer(model, torch.optim.Adam, lr=0.01)
     return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def whole_states(optimizer):
-    """What a ShardedOptimizer keeps, of all ranks, by parameter."""
-    mine = list(zip(optimizer.ranges(), optimizer.state_of_ranges(), strict=True))
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    found = {}
-    for (number, start, end, strides), state in (each for of_rank in everyone for each in of_rank):
-        parameter = optimizer.whole_parameters()[number]
-        whole = found.setdefault(parameter, {})
-        for name in ("exp_avg", "exp_avg_sq"):
-            made = whole.setdefault(name, torch.empty_strided(parameter.shape, strides))
-            made.as_strided((made.numel(),), (1,))[start:end] = state[name]
-    return found
 
 
 def digest(model, optimizer):
     """Of all parameters and what the optimizer keeps of them, whole, whoever has which part."""
     found = hashlib.sha256()
-    states = whole_states(optimizer) if isinstance(optimizer, ddp.ShardedOptimizer) else optimizer.state
     for parameter in model.parameters():
-        for tensor in (parameter, *(states[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
+        for tensor in (parameter, *(optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             found.update(whole.detach().contiguous().numpy().tobytes())
     return found.hexdigest()

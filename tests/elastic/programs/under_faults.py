@@ -90,22 +90,19 @@ model = ddp.DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9)
 data = torch.randn(SIZE, 7, generator=torch.Generator().manual_seed(3))
-world = elastic.LogicalWorld(2) if PLAN["logical"] else None
-sampler = elastic.ElasticSampler(SIZE, seed=4, logical_world=world)
+sampler = elastic.ElasticSampler(SIZE, seed=4)
 torch.manual_seed(RANK)
 random.seed(RANK)
 np.random.seed(RANK)
 kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
-kept |= {"world": world} if world else {}
 state = elastic.State(**kept, step=0, chain="", losses=0.0)
 
 
-def one_step(batches):
+def one_step(x):
     net.step = state.step + 1
     optimizer.zero_grad()
-    for x in batches:
-        loss = model(x).square().mean() * (1 + random.random()) + float(np.random.rand())
-        loss.backward()
+    loss = model(x).square().mean() * (1 + random.random()) + float(np.random.rand())
+    loss.backward()
     mean = loss.detach().clone()
     dist.all_reduce(mean)
     do_wrong(net.step, "before the optimizer")
@@ -123,12 +120,10 @@ def one_step(batches):
 
 
 def train():
-    loader = torch.utils.data.DataLoader(
-        data, batch_sampler=sampler.batches(BATCH), generator=torch.Generator()
-    )
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler, generator=torch.Generator())
     for _epoch in sampler.epochs(10_000):
-        for batches in world.steps(loader, model) if world else ([x] for x in loader):
-            one_step(batches)
+        for x in loader:
+            one_step(x)
             if state.step == PLAN["steps"]:
                 return
 

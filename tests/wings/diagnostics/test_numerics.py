@@ -61,7 +61,7 @@ def spoilt_once(rank: int, backend: str, options: dict[str, Any], value: float) 
             if hook is not None:
                 hook.remove()
     assert name == "2.weight"
-    assert wrapped.reducer.core.operations is wrapped.reducer.core.sender
+    assert not wrapped.reducer.core.before_launch
     return said
 
 

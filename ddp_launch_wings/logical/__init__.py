@@ -1,1 +1,0 @@
-"""Logical ranks: a world of a fixed size, whatever the number of processes."""

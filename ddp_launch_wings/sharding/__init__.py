@@ -1,1 +1,0 @@
-"""Sharding of optimizer state across the ranks."""

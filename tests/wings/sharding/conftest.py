@@ -1,3 +1,0 @@
-from crews import crew_of
-
-__all__ = ["crew_of"]
