@@ -240,7 +240,7 @@ def carried(code: CodeType, at: int) -> tuple[dict[str, int], set[str]]:
     loops = [
         (int(each.argval), each.offset)
         for each in instructions
-        if each.opname.startswith("JUMP_BACKWARD") and each.argval <= at <= each.offset
+        if "JUMP_BACKWARD" in each.opname and each.argval <= at <= each.offset
     ]
     if not loops:
         return {}, set()

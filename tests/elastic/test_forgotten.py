@@ -108,6 +108,20 @@ def test_variables_that_carry_something_from_step_to_step() -> None:
     assert looked_at(train, step=0) == ["best", "inside", "losses", "seen", "total"]
 
 
+def test_a_while_loop_is_a_loop() -> None:
+    """Python 3.11 ends it with a conditional jump."""
+
+    def train(commit: Any, fields: dict[str, Any]) -> Iterator[None]:
+        running = 0.0
+        while fields["step"] < 9:
+            running = 0.9 * running + fields["step"]
+            fields["step"] += 1
+            commit()
+            yield
+
+    assert looked_at(train, step=0) == ["running"]
+
+
 def test_files_that_ranks_have_read_in_other_versions() -> None:
     assert forgotten.differing([{"a.py": 1, "b.py": 2}, {"a.py": 1}, {"a.py": 3, "b.py": 2}]) == ["a.py"]
     assert forgotten.differing([{"a.py": 1}, {"c.py": 1}, {}]) == []
