@@ -35,7 +35,9 @@ _DOCTOR, _DOCS, _WARM = "doctor", "docs", "warm"
 
 
 class Command(Protocol):
-    """The door `ddp_launch.command`: a command of a wing. It returns the text to print, or raises `UsageError`."""
+    """The door `ddp_launch.command`: a command of a wing. It returns the text to print, which may have an `exit_code`,
+    or raises `UsageError`.
+    """
 
     def __call__(
         self, words: list[str], environ: Mapping[str, str], tell: Callable[[str], None], /
@@ -50,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         if words[:1] == [_WARM]:
             return _run_warm(words[1:], os.environ)
         if command := _command_of_a_wing(words):
-            return _show(command(words[1:], os.environ, partial(_print_message, words[0])))
+            said = command(words[1:], os.environ, partial(_print_message, words[0]))
+            return _show(said) or getattr(said, "exit_code", 0)
         is_doctor = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):

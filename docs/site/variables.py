@@ -30,6 +30,7 @@ OF_A_RANK = {
     "DDP_STATUS_PAGE": "the file of the [status page](../status-page.md)",
     "DDP_STEP_PROFILE": "where a rank of [`ddp-launch plan`](../plan.md) leaves the profile of its steps",
     "DDP_STEP_PROFILE_STEPS": "how many steps it records",
+    "DDP_REHEARSAL": "where a rank of [`ddp-launch rehearse`](../rehearse.md) records its steps",
     "DDP_GUARD": "the socket on which the rank reports errors of collectives",
 }
 

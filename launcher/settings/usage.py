@@ -35,6 +35,7 @@ COMMANDS = (
     ("docs", "[PAGE]", "list the pages of the manual, or show one"),
     ("warm", "start|stop|status", "keep warm processes for jobs that start later"),
     ("plan", "", "predict how a script would run on more nodes"),
+    ("rehearse", "", "play failures in short runs of a script, and compare"),
     ("completion", "bash|zsh|fish|tcsh", "print a script for your shell that completes commands"),
 )
 _EXAMPLES = (

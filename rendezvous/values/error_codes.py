@@ -72,6 +72,7 @@ class Code(StrEnum):
     NO_WARM_TEMPLATE = "DDP-4006"
     HOST_FAILED = "DDP-4007"
     CANNOT_PROFILE = "DDP-4008"
+    CANNOT_REHEARSE = "DDP-4009"
     # 5: why a job failed
     RANK_OUT_OF_MEMORY = "DDP-5001"
     RANK_HARDWARE = "DDP-5002"

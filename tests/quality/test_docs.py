@@ -72,6 +72,7 @@ def unknown_options(text):
     commands = [
         *(ROOT / "bench").glob("*.py"),
         ROOT / "ddp_launch_wings" / "inspection" / "elastic_command.py",
+        ROOT / "ddp_launch_wings" / "rehearse" / "rehearsal.py",
     ]
     known |= set(re.findall(r'"(--[a-z][a-z-]+)"', "".join(path.read_text() for path in commands)))
     known |= set(doors.names(doors.COMMAND))
