@@ -21,8 +21,8 @@ _PREFIXES = tuple(
     "TQDM_".split()
 )
 
-# Those of them whose values count when the library is loaded. Drivers and NCCL read theirs when they are first used, and
-# TORCH_DISTRIBUTED_DEBUG is read again in the rank.
+# Those of them whose values count when the library is loaded. Drivers and NCCL read theirs when they are first used,
+# and TORCH_DISTRIBUTED_DEBUG is read again in the rank.
 FIXED_NATIVELY: tuple[str, ...] = (
     *"OMP_ MKL_ KMP_ GOMP_ OPENBLAS_ GOTO_ BLIS_ VECLIB_ MALLOC_ JEMALLOC_".split(),
     *"TORCH_LOGS TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES".split(),
