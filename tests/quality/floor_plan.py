@@ -92,7 +92,7 @@ CORE = {
         "otlp.traces",
         *within("redundancy", "erasure_code placement"),
         *within("plan", "prediction profile step_model table"),
-        *within("replay", "player what_if"),
+        *within("replay", "player"),
         *within("submit", "job kubernetes slurm ssh"),
         *within("web", "figures requests"),
     },
@@ -177,7 +177,7 @@ WINGS_NEED = {
     ),
     "callers": needs("launcher.cli launcher.settings.arguments rendezvous.values.error_codes", "torch"),
     "replay": needs(
-        "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay rendezvous.rounds.admission "
+        "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay "
         "rendezvous.values"
     ),
     "rehearse": needs(
