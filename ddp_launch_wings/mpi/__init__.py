@@ -1,1 +1,0 @@
-"""The backend `mpi4py` of `ddp.init`."""
