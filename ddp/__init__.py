@@ -10,10 +10,10 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp import averaging, elastic
+    from ddp import averaging, elastic, integrations
     from ddp.groups.process_group import Place, init, shutdown
     from ddp.groups.rank_info import InitError
-    from ddp.last_step import on_failure, resume_path
+    from ddp.last_step import on_failure, resume_path, step_complete
     from ddp.launching.api import launch
     from ddp.launching.errors import LaunchError
     from ddp.reducer.module import DistributedDataParallel
@@ -39,6 +39,7 @@ __all__ = [
     "elastic",
     "exclude_node",
     "init",
+    "integrations",
     "launch",
     "log",
     "on_failure",
@@ -46,9 +47,10 @@ __all__ = [
     "section",
     "shutdown",
     "status",
+    "step_complete",
 ]
 
-_MODULES = {"averaging", "elastic"}
+_MODULES = {"averaging", "elastic", "integrations"}
 
 _FROM = {
     "CommError": "ddp.telemetry.comm_error",
@@ -61,6 +63,7 @@ _FROM = {
     "launch": "ddp.launching.api",
     "on_failure": "ddp.last_step",
     "resume_path": "ddp.last_step",
+    "step_complete": "ddp.last_step",
     "log": "ddp.telemetry.values",
     "section": "ddp.telemetry.sections",
     "shutdown": "ddp.groups.process_group",

@@ -13,8 +13,9 @@ A survivor saves at one of these points, and nowhere else:
                            launcher aborts the collective in which the rank waits
 
 Between an optimizer step and the next forward or backward pass a script updates its counters and schedulers. A state
-from there, or from within an optimizer step, is never saved. Neither is one in which only some of several optimizers
-have made their step.
+from there is saved only if the script has called `step_complete()`. One from within an optimizer step is never saved,
+but for the passes of its closure as long as it has changed no parameter. Neither is one in which only some of several
+optimizers have made their step.
 
 The survivors agree through the store of their generation, which the launcher keeps: each tells how many steps it has
 finished, and the one that is furthest saves. There is one save in a generation, so no two ranks write the same file.
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="Save")
 _STOPPED = "the launcher stops this rank"
+_KEPT = "the last step"
 LIMIT_S = 25.0  # the launcher kills a rank 30 s after its order to stop (--shutdown-timeout)
 
 
@@ -92,6 +94,17 @@ def on_failure(save: Any = None, *, limit_s: float = LIMIT_S) -> Any:
 def resume_path() -> str | None:
     """Return what `save` has returned after the last failure; None if nothing was saved."""
     return os.environ.get(RESUME_PATH) or None
+
+
+def step_complete() -> None:
+    """Tell `on_failure` that everything that belongs to the last optimizer step is updated: counters, schedulers.
+
+    A failure before the next forward pass then saves this step, too: call it before other communication. A rank that
+    is to stop saves and ends here.
+    """
+    last: _LastStep | None = status_page.kept(_KEPT)
+    if last is not None:
+        last.complete()
 
 
 def _check(save: object, limit_s: float) -> None:
@@ -153,6 +166,10 @@ def _kind_of(optimizer: Any) -> str:
     return "parameters in shards (DTensor)" if is_sharded else ""
 
 
+def _versions(optimizer: Any) -> list[int]:
+    return [each._version for group in optimizer.param_groups for each in group["params"]]
+
+
 # --- where the script is in its step -------------------------------------------------------------------
 
 
@@ -163,6 +180,8 @@ class _LastStep:
         self._save, self._limit_s = save, limit_s
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._in_step = False
+        self._versions: list[int] | None = None  # of the parameters, before a step that runs a closure
+        self._stepping: Any = None
         self._in_pass = 0  # forward and backward passes of the script that are going on
         self._is_between = True  # from an optimizer step to the next pass
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -185,6 +204,7 @@ class _LastStep:
         register_optimizer_step_post_hook(observer.guarded(self._end_step))
         torch_api.patch(torch_names.PRE_FORWARD, self._around_forward)
         torch_api.patch(torch_names.RUN_BACKWARD, self._around_backward)
+        status_page.keep(_KEPT, self)
         self._explain = status_page.kept("on_failure")
         status_page.keep("on_failure", self._collective_failed)
         self._uncaught = sys.excepthook
@@ -192,21 +212,32 @@ class _LastStep:
         guard.start().saves()
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGTERM)
-            if (
-                handler is not None and handler is not signal.SIG_IGN
-            ):  # None: not of Python, as of ddp.elastic
+            if handler not in (None, signal.SIG_IGN):  # None: not of Python, as of ddp.elastic
                 self._before = signal.signal(signal.SIGTERM, self._on_stop)
 
     # --- the parts of a step ---------------------------------------------------------------------------
 
-    def _begin_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def complete(self) -> None:
+        self._is_between = False
+        if self._stop and not self._in_step:
+            self._finish(_STOPPED)
+
+    def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if self._stop:
             self._finish(_STOPPED)
         if optimizer not in self._counts and not self._refused:
             self._refuse(_kind_of(optimizer))
-        self._in_step = True
+        has_closure = (
+            len(args) > 1 or kwargs.get("closure") is not None
+        )  # the first argument is the optimizer
+        self._versions = _versions(optimizer) if has_closure else None
+        self._stepping, self._in_step = optimizer, True
+
+    def _is_updating(self) -> bool:
+        """Whether an optimizer may have changed something: it has not in a closure that it runs first."""
+        return self._in_step and (self._versions is None or self._versions != _versions(self._stepping))
 
     def _end_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -217,7 +248,7 @@ class _LastStep:
             self._used = ""
         self._kept = [(each, each.detach().clone()) for model in self._models for each in model.buffers()]
         self._generators = self._holder.hold()
-        self._in_step, self._is_between = False, True
+        self._stepping, self._in_step, self._is_between = None, False, True
 
     def _around_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -242,8 +273,8 @@ class _LastStep:
         return backward
 
     def _begin_pass(self) -> None:
-        self._is_between = self._is_between and self._in_step
-        if self._stop and not self._in_step:
+        self._is_between = self._is_between and self._is_updating()
+        if self._stop and not self._is_updating():
             self._finish(_STOPPED)
 
     def _passing(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -327,10 +358,10 @@ class _LastStep:
     def _problem(self) -> str:
         if self._refused:
             return f"{self._refused} is not supported"
-        if self._in_step:
+        if self._is_updating():
             return "the failure came within an optimizer step"
         if self._is_between:
-            return "the failure came between an optimizer step and the next forward pass"
+            return "the failure came between an optimizer step and the next forward pass, without ddp.step_complete()"
         return "" if len(set(self._counts.values())) == 1 else "not all optimizers have made this step"
 
     def _save_if_chosen(self, reason: str) -> None:

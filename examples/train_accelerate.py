@@ -1,6 +1,6 @@
-"""An ordinary script for Hugging Face accelerate. It does not know of ddp-launch, and needs no `accelerate launch`.
+"""A script for Hugging Face accelerate, without `accelerate launch`. With `attach`, a failure costs no finished step.
 
-ddp-launch --nproc-per-node 2 examples/train_accelerate.py
+ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_accelerate.py
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import ddp
 
 
 def main() -> None:
@@ -21,9 +23,10 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         model, optimizer, DataLoader(data, batch_size=32, shuffle=True)
     )
+    kept = ddp.integrations.attach(accelerator)
     loss = torch.zeros(())
-    for _ in range(10):
-        for inputs, targets in loader:
+    for _epoch, batches in kept.over(loader, 10):
+        for inputs, targets in batches:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs), targets)
             accelerator.backward(loss)

@@ -1,6 +1,6 @@
-"""An ordinary script for Lightning, which finds the ranks that ddp-launch has started.
+"""A script for Lightning. With the callback, a failure costs no finished step.
 
-ddp-launch --nproc-per-node 2 examples/train_lightning.py
+ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_lightning.py
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import lightning
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import ddp
 
 
 class Regression(lightning.LightningModule):
@@ -39,6 +41,7 @@ def main() -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        callbacks=[ddp.integrations.LightningCallback()],
     )
     trainer.fit(Regression(), loader)
     if trainer.is_global_zero:

@@ -112,12 +112,7 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         self._name, self._form = backend, self._forming(backend)
 
     def form_again(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        ranks: list[int],
-        interrupted: Callable[[], str] = never,
+        self, store: Any, rank: int, size: int, ranks: list[int], interrupted: Callable[[], str] = never
     ) -> None:
         """Replace the members. `ranks`: the ranks of the members in the job, for messages.
 

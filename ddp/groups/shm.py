@@ -556,12 +556,7 @@ def _staging(placed: HostLayout) -> int:
 
 def _forming(name: str) -> FormsCore:
     def form(
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        ranks: list[int],
-        interrupted: Callable[[], str],
+        store: Any, rank: int, size: int, timeout: timedelta, ranks: list[int], interrupted: Callable[[], str]
     ) -> tuple[Any, HostLayout | None]:
         return _Setup(name, store, rank, size, timeout, ranks, interrupted).core()
 

@@ -143,12 +143,7 @@ class BucketSender:
             return SparseBucket(members[0])
         if bucket.kind is Kind.IN_PLACE:
             return InPlaceBucket(members, copies=self._shared)
-        return FlatBucket(
-            members,
-            self._collectives,
-            as_views=self._settings.as_views,
-            dtype=self._dtype,
-        )
+        return FlatBucket(members, self._collectives, as_views=self._settings.as_views, dtype=self._dtype)
 
     def register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         if self._hook is not None:

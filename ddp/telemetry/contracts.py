@@ -188,12 +188,7 @@ GROUP_BLOCK = PageBlock(
         Field("entered", "Q", "collectives that the rank entered in this group"),
         Field("finished", "Q", "collectives that finished"),
         Field("name", "s", "name of the group in torch", 40),
-        Field(
-            "members",
-            "s",
-            "ranks of the group: `0-3`, `0-6/2`, `0,3,5`; empty: the list is too long",
-            24,
-        ),
+        Field("members", "s", "ranks of the group: `0-3`, `0-6/2`, `0,3,5`; empty: the list is too long", 24),
     ),
     "**groups**: 12 of 96 bytes; group g is in slot (g - 1) mod 12; a slot shows the group that was used last",
     many=12,

@@ -349,13 +349,7 @@ def natural_key(text: str) -> NaturalKey:
 def natural_order(candidate: Candidate) -> tuple[object, ...]:
     agent, facts = candidate
     index = facts.scheduler_index
-    return (
-        index is None,
-        index or 0,
-        natural_key(facts.host),
-        natural_key(agent.node),
-        agent.node,
-    )
+    return (index is None, index or 0, natural_key(facts.host), natural_key(agent.node), agent.node)
 
 
 def node_ranks(candidates: Sequence[Candidate], previous: Mapping[str, int]) -> dict[str, int]:
@@ -566,9 +560,7 @@ def with_used_restarts(state: JobState, chosen: Sequence[Member]) -> JobState:
     for ran in (member.ran for member in chosen if member.ran is not None):
         restarts, heals = ran.restart_count - ran.heals, ran.heals
         state = replace(
-            state,
-            restarts_used=max(state.restarts_used, restarts),
-            heals_used=max(state.heals_used, heals),
+            state, restarts_used=max(state.restarts_used, restarts), heals_used=max(state.heals_used, heals)
         )
     return state
 

@@ -83,21 +83,14 @@ SETTINGS = (
         metavar="FILE",
     ),
     ServiceSetting(
-        "tls_cert",
-        "text",
-        "",
-        "certificate of the service (PEM); read again when it changes",
-        metavar="FILE",
+        "tls_cert", "text", "", "certificate of the service (PEM); read again when it changes", metavar="FILE"
     ),
     ServiceSetting("tls_key", "text", "", "private key of the certificate (PEM)", metavar="FILE"),
     ServiceSetting(
         "client_ca", "text", "", "require a client certificate signed by this CA (PEM)", metavar="FILE"
     ),
     ServiceSetting(
-        "insecure",
-        "flag",
-        False,
-        "permit other machines to connect without TLS or without authentication",
+        "insecure", "flag", False, "permit other machines to connect without TLS or without authentication"
     ),
     ServiceSetting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
     ServiceSetting(
@@ -181,10 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 parser.add_argument(setting.flag, type=float, metavar=setting.metavar, help=words)
             case _:
                 parser.add_argument(
-                    setting.flag,
-                    choices=setting.choices or None,
-                    metavar=setting.metavar or None,
-                    help=words,
+                    setting.flag, choices=setting.choices or None, metavar=setting.metavar or None, help=words
                 )
 
 

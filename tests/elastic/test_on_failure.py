@@ -112,6 +112,20 @@ def test_deaths_at_random_instants(play: Callable[..., Said], model: str, seed: 
 
 
 @NIGHTLY
+def test_a_closure_and_a_collective_after_the_step(play: Callable[..., Said]) -> None:
+    calm = play(closure=True, reduces=True)
+    deaths = {"1": death(1, 3, "backward"), "2": death(0, 6, "between"), "3": death(1, 9, "backward")}
+    said = play(closure=True, reduces=True, die=deaths)
+    assert said.result() == calm.result()
+    assert said.begun() == [
+        0,
+        3,
+        7,
+        9,
+    ]  # the survivor of the second death fails in the collective after its step
+
+
+@NIGHTLY
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -66,6 +66,7 @@ ASKED = {
         "import runpy, sys; sys.argv[1:] = ['ls', 'a']; runpy.run_module('ddp.elastic', run_name='__main__')",
         code="",
     ),
+    "frameworks": Asked("import ddp; ddp.integrations.attach", code=""),
     "otlp": Asked(
         command("ddp_launch", "--otlp-endpoint", "http://127.0.0.1:9", "--nproc-per-node", "1", "train.py"),
         "",

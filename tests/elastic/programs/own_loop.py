@@ -92,11 +92,22 @@ while step < PLAN["steps"]:
         time.sleep(0.01)
     optimizer.zero_grad()
     torch.manual_seed(step + 1000 * rank)  # of the dropout: it differs on the ranks
-    nn.functional.cross_entropy(model(inputs), torch.arange(8) % 4).backward()
-    optimizer.step()
+
+    def closure(inputs=inputs):
+        nn.functional.cross_entropy(model(inputs), torch.arange(8) % 4).backward()
+        return 0.0
+
+    if PLAN.get("closure"):
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.step()
     at("between")
     scheduler.step()
     step += 1
+    if PLAN.get("reduces"):
+        ddp.step_complete()
+        dist.all_reduce(torch.ones(1))
 weights = b"".join(each.detach().numpy().tobytes() for each in net.parameters())
 say(what="ends", digest=hashlib.sha256(weights).hexdigest(), rate=scheduler.get_last_lr())
 dist.destroy_process_group()
