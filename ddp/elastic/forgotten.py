@@ -52,6 +52,7 @@ class FirstLooks:
     def __init__(self) -> None:
         self._variables = CarriedVariables()
         self._is_first = True
+        self._averages: dict[str, tuple[int, ...]] = {}
 
     def at_commit(
         self, frame: FrameType, kept: Iterable[object], fields: Mapping[str, Any], tells: bool
@@ -62,6 +63,11 @@ class FirstLooks:
         with suppress(Exception):  # a script may do anything with its frames and objects
             if self._is_first and (found := objects(kept, frame)):
                 log.warning(_OBJECTS, ", ".join(found))
+            averages = copies_of_weights(kept, frame)
+            changed = [name for name, seen in averages.items() if self._averages.get(name, seen) != seen]
+            if changed:
+                log.warning(_OBJECTS, ", ".join(sorted(changed)))
+            self._averages = {} if changed else averages if self._is_first else self._averages
             self._is_first = False
             lost = self._variables.look(frame, fields)
             if lost:
@@ -146,6 +152,37 @@ def _parameters(known: Mapping[int, object], names: Mapping[int, str]) -> list[s
             if missing and not any(hasattr(each, name) for name in ("whole_parameters", "optim")):
                 found.append(f"{missing} parameters that {names.get(id(each), 'an optimizer')} updates")
     return found
+
+
+def copies_of_weights(kept: Iterable[object], frame: FrameType) -> dict[str, tuple[int, ...]]:
+    """What holds tensors with the shapes of a model's parameters, as an average of the weights does, by its name.
+
+    With what changes when it does: its identity, and the identities and versions of its tensors.
+    """
+    known = _with_parts(kept)
+    models = [list(each.parameters()) for each in known.values() if isinstance(each, torch.nn.Module)]
+    shapes = [sorted(map(_shape, parameters)) for parameters in models if parameters]
+    places = {each.data_ptr() for parameters in models for each in parameters}
+    found = {}
+    for name, value in (vars(sys.modules["__main__"]) | locals_of(frame)).items():
+        for inner in () if id(value) in known or isinstance(value, _KINDS) else (value, *_attributes(value)):
+            tensors = _tensors(inner)
+            if sorted(map(_shape, tensors)) in shapes and not any(t.data_ptr() in places for t in tensors):
+                seen = (id(inner), *(number for each in tensors for number in (id(each), each._version)))
+                found[f"{name} ({type(value).__name__})"] = seen
+                break
+    return found
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.nn.Module):
+        return list(value.parameters())
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in items if isinstance(each, torch.Tensor)]
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
 
 
 def _names(frame: FrameType | None) -> dict[int, str]:

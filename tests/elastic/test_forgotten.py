@@ -77,6 +77,31 @@ def test_nothing_is_said_if_all_is_kept(state: Any, caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
+def test_an_average_of_the_weights_is_found_if_it_changes(
+    state: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Average:
+        def __init__(self, model: torch.nn.Module) -> None:
+            self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    elastic = state(model=model, optimizer=optimizer)
+    own, copy, constant = Average(model), torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    unwrapped = torch.nn.Sequential(model)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            trained(optimizer)
+            for name, each in model.named_parameters():
+                own.shadow[name] = 0.9 * own.shadow[name] + 0.1 * each.detach()
+            with torch.no_grad():
+                copy.weight.lerp_(model.weight, 0.1)
+            elastic.commit()
+    assert [constant, unwrapped]
+    (said,) = [each.getMessage() for each in caplog.records if "sets it back" in each.getMessage()]
+    assert "sets it back: copy (Linear), own (Average)." in said
+
+
 def looked_at(frames: Any, **fields: Any) -> list[str]:
     variables, lost = forgotten.CarriedVariables(), []
     for _ in frames(lambda: lost.extend(variables.look(sys._getframe(1), fields)), fields):

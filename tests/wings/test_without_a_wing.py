@@ -77,6 +77,7 @@ ASKED = {
     "departures": Asked(command("ddpctl", "depart", "--source", "ec2")),
     "callers": Asked(command("ddp_launch", "--as-torchrun", "train.py")),
     "replay": Asked(command("ddpctl", "replay", "a.ddpj")),
+    "rehearse": Asked(command("ddp_launch", "rehearse", "train.py")),
     "history": Asked(command("ddpctl", "list", "--all")),
     "submit": Asked(command("ddpctl", "submit", "--target", "ssh", "--dry-run")),
 }
