@@ -37,6 +37,8 @@ _LATE = "resource_tracker"
 _PIDS = re.compile(r"(?<=subprocess )\d+|(?<=pid=)\d+")
 _LABEL = re.compile(r"\[[^\]:]+:(\d+)\] ?")
 _LABEL_OF_TORCHRUN = re.compile(r"\[default\d\]:")
+# What observes a process group (docs/fresh-interpreter.md), in a list of all threads.
+_OUR_THREADS = re.compile(r'Thread 0x.*:\n(?:  File .*\n)*?  File "ROOT/ddp/telemetry/.*\n(?:  File .*\n)*\n')
 _STDLIB_FRAMES = re.compile(
     r'^( *)File "(?:[^"\n]*/lib/python3[^"\n]*|<frozen [^"\n]*>)", line \d+, in ([^\n]*)\n(?:\1 {2}[^\n]*\n)*',
     re.M,
@@ -239,6 +241,7 @@ class _Run:
         for name, of in places.items():
             text = text.replace(str(of), name)
         text = text.replace(self.mark, "MARK")
+        text = _OUR_THREADS.sub("", text)
         text = "\n".join(line for line in text.split("\n") if _LATE not in line)
         text = _STDLIB_FRAMES.sub(r"\1File LIB in \2\n", text + "\n")[:-1]
         text = _PIDS.sub("PID", re.sub(r"0x[0-9a-f]{6,}", "0x", text))

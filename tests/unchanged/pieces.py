@@ -118,7 +118,7 @@ THREADS = _pieces(
 SIGNALS = _pieces(
     "import signal\nsignal.signal(signal.SIGUSR1, lambda n, f: print('WORD', RANK, n)); os.kill(os.getpid(), signal.SIGUSR1)",
     "import signal\nsignal.signal(signal.SIGALRM, lambda n, f: print('WORD', RANK)); signal.alarm(1); signal.pause()",
-    "import signal\nsignal.signal(signal.SIGALRM, lambda n, f: None); signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause(); print('WORD', RANK)",
+    "import signal\nsignal.signal(signal.SIGALRM, lambda n, f: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01); signal.pause(); signal.setitimer(signal.ITIMER_REAL, 0); print('WORD', RANK)",
     "import signal\nsignal.signal(signal.SIGTERM, lambda n, f: print('WORD', RANK)); os.kill(os.getpid(), signal.SIGTERM); signal.signal(signal.SIGTERM, signal.SIG_DFL)",
     "try:\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\nexcept KeyboardInterrupt:\n    print('WORD', RANK)",
     "import signal\ndef on(n, f): raise ValueError('WORD')\nsignal.signal(signal.SIGUSR1, on)\ntry: os.kill(os.getpid(), signal.SIGUSR1); time.sleep(1)\nexcept ValueError as error: print(RANK, error)",
