@@ -329,7 +329,7 @@ class Agent:
 
     async def _on_zygote_report(self, report: Report) -> None:
         match report:
-            case Ready(_is_warm, reason):
+            case Ready(reason):
                 self._report_plain_start(reason or self._shell.starter.obstacle)
             case messages.Started():
                 self._ranks.note_started(report)

@@ -140,7 +140,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
         ("a GPU that does not respond runs at full speed again", "    if not gpu.lost:\n", "    if True:\n"),
     ]),
     ("launcher/health/stop_rules.py", "core/test_stop_rules.py", [
-        ("a condition of --stop-when needs no duration", "if now - then < for_s:", "if False:"),
+        ("a line without an end is kept for --stop-when", "if len(rest) > _LONGEST_LINE:", "if False:"),
     ]),
     ("rendezvous/access/auth.py", "core/test_tokens.py", [
         ("a token that has expired is accepted", "if now >= grant.until:", "if False:"),

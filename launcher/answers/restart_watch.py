@@ -56,7 +56,7 @@ class RestartWatch:
                 quiet = [view.quiet_s for view in self._pages.views() if view.rank == cause.rank]
                 self._clock = restart_clock.failed(self._clock, now - max(quiet, default=0.0))
             case Stop():
-                self._look_no_more()
+                self.end()
                 self._clock = restart_clock.stop_ordered(self._clock, now, self._pages.views())
             case Swept():
                 self._clock = restart_clock.stopped(self._clock, now)
@@ -75,9 +75,6 @@ class RestartWatch:
         self._clock = restart_clock.forked(self._clock, self._loop.time())
 
     def end(self) -> None:
-        self._look_no_more()
-
-    def _look_no_more(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

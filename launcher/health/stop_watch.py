@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from launcher import daemon_threads
 from launcher.exchange import ConditionMet
-from launcher.health.stop_rules import LineRules, Met, Throughput
+from launcher.health.stop_rules import LineRules, Met
 from launcher.health.watcher import RankWatcher
-from launcher.settings.spec import Slow
 from rendezvous.values.contracts import CONDITION_MET
 from rendezvous.values.types import Cause, FailureClass
 
@@ -42,7 +41,6 @@ class StopWatch(RankWatcher):
     ) -> None:
         """`folders`: the log folders of the ranks that run."""
         self._lines = LineRules(conditions)
-        self._speeds = [Throughput(each) for each in conditions if isinstance(each, Slow)]
         self._views, self._folders, self._report = views, folders, report
         super().__init__(boundary)
         self._rest: dict[tuple[int, int, str], bytes] = {}
@@ -52,14 +50,8 @@ class StopWatch(RankWatcher):
     def reads_output(self) -> bool:
         return bool(self._lines)
 
-    def begin(self, generation: int) -> None:
-        self._speeds = [speed.begun() for speed in self._speeds]
-        super().begin(generation)
-
     def pause_s(self) -> float:
-        if not self._lines and not self._speeds:
-            return 0.0
-        return min((_EVERY_S, *(speed.period_s for speed in self._speeds)))
+        return _EVERY_S if self._lines else 0.0
 
     # --- output, on the thread of the pump -------------------------------------------------------------
 
@@ -88,13 +80,6 @@ class StopWatch(RankWatcher):
                 self._said[view.rank] = view.message
                 if met := self._lines.found_in(view.message.encode()):
                     self._met(met, self._generation, view.rank, local_rank)
-        alive = [view for view in views if view.known and view.process.alive]
-        steps = min((view.step for view in alive), default=0) or None
-        for i, speed in enumerate(self._speeds):
-            self._speeds[i], met = speed.added(self._loop.time(), steps)
-            if met is not None:
-                slowest = min(alive, key=lambda view: view.step)
-                self._met(met, self._generation, slowest.rank, views.index(slowest))
 
     def _met(self, met: Met, generation: int, rank: int, local_rank: int) -> None:
         if generation != self._generation:

@@ -184,7 +184,7 @@ _SLOWED_BY = {
     0x80: "an insufficient power supply",
     0x08: "a hardware slowdown",
 }
-_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
+_UNCORRECTED, _VOLATILE = 1, 0
 _CORE_TEMPERATURE = 0
 _MEMORY, _UTILIZATION = "3Q", "2I"
 _LINKS = 36
@@ -242,7 +242,6 @@ def read(nvml: Nvml, index: int) -> Gpu:
         temperature=nvml.number("nvmlDeviceGetTemperature", device, _CORE_TEMPERATURE),
         slowed_by=_slowed_by(nvml, device),
         ecc_uncorrected=nvml.long("nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _VOLATILE),
-        ecc_lifetime=nvml.long("nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _AGGREGATE),
         reset_needed=None if pending is None and retiring is None else bool(pending) or bool(retiring),
         worn_out=failed,
     )

@@ -91,7 +91,6 @@ class Gpu:
     temperature: int | None = None
     slowed_by: tuple[str, ...] = ()  # why its clocks are lower than configured: temperature, power supply
     ecc_uncorrected: int | None = None  # since the last reset
-    ecc_lifetime: int | None = None
     reset_needed: bool | None = None  # faulty pages or rows will be retired at the next GPU reset
     worn_out: bool | None = None  # no spare rows are left to remap
     xids: tuple[Xid, ...] = ()  # since the previous reading

@@ -448,19 +448,14 @@ def _ask_driver(library: str) -> Gpus:
     except OSError:
         return Gpus()  # no driver
     except gpu_reading.NvmlError as error:
-        module = f" (kernel module: {version})" if error.is_mismatch and (version := _module()) else ""
+        version = installed.driver_version() if error.is_mismatch else ""
+        module = f" (kernel module: {version})" if version else ""
         return Gpus(problem=f"the driver does not respond: {error}{module}", mismatch=error.is_mismatch)
     try:
         found = tuple(read_all(opened, index) for index in range(opened.count()))
         return Gpus(found, len(found), driver=opened.text("nvmlSystemGetDriverVersion"))
     finally:
         opened.close()
-
-
-def _module() -> str:
-    """The release of the driver's kernel module, such as 550.54.14."""
-    words = text_of(_MODULE).split("\n")[0].split()
-    return next((word for word in words if word[:1].isdigit() and "." in word), "")
 
 
 def _on_bus() -> int:

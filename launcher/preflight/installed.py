@@ -83,8 +83,10 @@ def driver_version() -> str:
     loaded = text_of("/sys/module/nvidia/version").strip()
     if loaded:
         return loaded
-    found = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)\s", text_of("/proc/driver/nvidia/version"))
-    return found[1] if found else ""
+    words = (
+        text_of("/proc/driver/nvidia/version").split("\n")[0].split()
+    )  # "... Module for x86_64  550.54.14  ..."
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")
 
 
 # --- compiled core ----------------------------------------------------------------------------------

@@ -120,9 +120,7 @@ MONITORING = (
         None,
         values.stop_conditions,
         "end the job, without a restart, when a condition is true. NAME is nan: a rank prints that NAME, for example "
-        "loss, is not a number, or passes it to ddp.status; output matches REGEX: a line of a rank's output does; "
-        "throughput < PERCENT% for TIME: the ranks take fewer steps in TIME than this share of those in their best "
-        "time of this length",
+        "loss, is not a number, or passes it to ddp.status; output matches REGEX: a line of a rank's output does",
     ),
     _ours(
         "--on-event",

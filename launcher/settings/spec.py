@@ -77,23 +77,11 @@ class Debug:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class StopCondition:
     """A rank prints this, or passes it to `ddp.status`."""
 
     text: str  # the condition as the user wrote it
     pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Over `for_s`, the ranks took fewer steps than `share` of what they took in the best time of this length."""
-
-    text: str
-    share: float
-    for_s: float
-
-
-StopCondition = Logged | Slow
 
 
 # --- spec -------------------------------------------------------------------------------------------
@@ -223,7 +211,6 @@ class LaunchSpec:
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
     cpu_affinity: bool = False  # nodes without GPUs: disjoint CPUs for each rank, one OpenMP thread per CPU
     virtual_local_rank: bool = False
-    numa_warnings: tuple[str, ...] = ()
     log: LogSpec = field(default_factory=LogSpec)
     progress: str = "auto"  # progress line: auto, always, never
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from launcher.settings.spec import Budgets, Debug, Logged, Slow, StopCondition, StreamChoice, Streams
+from launcher.settings.spec import Budgets, Debug, StopCondition, StreamChoice, Streams
 from rendezvous.values.contracts import PORT
 from rendezvous.values.durations import UNITS, seconds_in
 from rendezvous.values.late_dataclass import dataclass
@@ -527,12 +527,11 @@ def _limit_s(text: str) -> float:
 
 
 _STOP_FORM = (
-    '"NAME is nan", "output matches REGEX" or "throughput < PERCENT% for TIME", separated by ;',
-    "loss is nan; throughput < 50% for 10m",
+    '"NAME is nan" or "output matches REGEX", separated by ;',
+    "loss is nan; output matches ^diverged",
 )
 _IS_NAN = re.compile(r"([\w./ -]*[\w./-])\s+is\s+nan", re.IGNORECASE)
 _MATCHES = re.compile(r"output\s+matches\s+(\S.*)", re.DOTALL)
-_SLOW = re.compile(r"throughput\s*<\s*([0-9.]+)\s*%\s+for\s+(\S+)")
 
 
 def stop_conditions(value: str) -> tuple[StopCondition, ...]:
@@ -543,28 +542,15 @@ def stop_conditions(value: str) -> tuple[StopCondition, ...]:
 
 
 def _stop_condition(text: str) -> StopCondition:
-    if found := _SLOW.fullmatch(text):
-        share = _share_of_throughput(found[1]) / 100
-        return Slow(text, share, positive_duration(found[2]))
     if found := _MATCHES.fullmatch(text):
         try:
             re.compile(found[1].encode())
         except re.error as error:
             raise BadValue(f"{found[1]!r} is not a regular expression: {error}", *_STOP_FORM) from None
-        return Logged(text, found[1])
+        return StopCondition(text, found[1])
     if found := _IS_NAN.fullmatch(text):
-        return Logged(text, nan_of(found[1]))
+        return StopCondition(text, nan_of(found[1]))
     raise BadValue(f"{text!r} is not a condition", *_STOP_FORM)
-
-
-def _share_of_throughput(text: str) -> float:
-    try:
-        percent = float(text)
-    except ValueError:
-        percent = 0.0
-    if not 0 < percent < 100:
-        raise BadValue(f"{text}% is not a share", *_STOP_FORM)
-    return percent
 
 
 def nan_of(name: str) -> str:

@@ -89,7 +89,7 @@ class Loop:
 
             self._learner = Learner()
 
-    def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
+    def serve(self, cgroup_folder: str, scratch_folder: str) -> None:
         """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""
         tree.become_subreaper()
         tree.outlive_parent()  # from here on the socket shows when the agent ends, and the loop cleans up after it
@@ -107,7 +107,7 @@ class Loop:
         self._poll.register(self._wake_r, select.POLLIN)
         if self._sent.fd >= 0:
             self._poll.register(self._sent.fd, select.POLLIN)
-        self._tell(Ready(self._warm, self._obstacle, import_s))
+        self._tell(Ready(self._obstacle))
         scratch.remove_left_behind(scratch_folder)
         if self._cgroup:
             cgroup.remove_left_behind(self._cgroup)

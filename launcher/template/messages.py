@@ -60,9 +60,7 @@ class SweepOrder(NamedTuple):
 
 
 class Ready(NamedTuple):
-    is_warm: bool
-    reason: str  # why the zygote is not warm
-    import_s: float
+    reason: str  # why the zygote is not warm, if it should be
 
 
 class Started(NamedTuple):

@@ -15,7 +15,7 @@ def _main() -> None:
     config = json.loads(sys.argv[1])
     forking.close_inherited(config["fd"])
     control = socket.socket(fileno=config["fd"])
-    loop.Loop(control, warm=False).serve(0.0, config["cgroup"], config["scratch"])
+    loop.Loop(control, warm=False).serve(config["cgroup"], config["scratch"])
 
 
 _main()

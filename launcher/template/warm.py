@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from . import forking, freshness, import_variables, script_start, torch_release
@@ -32,7 +31,6 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     users_own_exists = script_start.import_users_sitecustomize()
     settled = before_ours | (frozenset(sys.modules) - early) | {"sitecustomize", "_ddp_launch"}
     before_torch = frozenset(sys.modules)
-    started = time.monotonic()
     if not pool:
         _die_with_agent(config["agent"])
     put_marks = _load_marks()
@@ -43,13 +41,12 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     read = reads.end()
     if pool:
         config = _await_command(pool, obstacle, read, lambda: _shadowed(config["path0"], settled))
-        started = time.monotonic()
 
     from _ddp_launch import loop
 
     control = socket.socket(fileno=config["fd"])
     rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"])
-    rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
+    rank.serve(config["cgroup"], config["scratch"])
     put_marks()
     forking.arrange()
     if rank.notes is not None:

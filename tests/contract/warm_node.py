@@ -37,7 +37,7 @@ class WarmNode:
         )
         self._generation = 0
         ready = self._next(Ready)
-        assert ready.is_warm, ready.reason
+        assert not ready.reason
 
     def run(self, env: Mapping[str, str]) -> Ended:
         """One rank, from its fork to its end; a signal that ended it shows as a negative code."""

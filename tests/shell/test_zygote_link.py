@@ -39,7 +39,7 @@ def spawn(local_rank: int, *argv: str) -> Spawn:
         Signal(15, None),
         Signal(9, (1, 2)),
         SweepOrder(7),
-        messages.Ready(False, "why", 0.5),
+        messages.Ready("why"),
         Started(1, 2, 3),
         Exited(1, 2, 3, None, 9, 7.5, told=15),
         messages.Keeping(1, 29400, True),

@@ -60,7 +60,7 @@ def test_the_loop_goes_on_while_a_lost_zygote_is_cleared_away(was_ready: bool) -
         watch = ZygoteWatch(starter, starter.start(), lambda _line: None)
         running = asyncio.create_task(watch.run(hear, lost.append, facts.put_nowait))
         outbox = messages.Outbox(starter.ends[0])
-        for report in (Ready(False, "", 0.0), Started(0, 1, 7)) if was_ready else ():
+        for report in (Ready(""), Started(0, 1, 7)) if was_ready else ():
             outbox.put(report)
         outbox.flush()
         starter.ends[0].close()
@@ -80,7 +80,7 @@ def test_the_loop_goes_on_while_a_lost_zygote_is_cleared_away(was_ready: bool) -
         return fact
 
     assert type(asyncio.run(main())) is (ZygoteReplaced if was_ready else StartFailed)
-    assert heard == ([Ready(False, "", 0.0), Started(0, 1, 7)] if was_ready else [])
+    assert heard == ([Ready(""), Started(0, 1, 7)] if was_ready else [])
     assert len(lost) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_zygote_that_does_not_read_is_killed_after_its_ranks_were_told_to_stop
         watch = ZygoteWatch(starter, Zygote(blocked.pid, ours, warm=False), lambda _line: None)
         running = asyncio.create_task(watch.run(hear, lost.append, facts.put_nowait))
         outbox = messages.Outbox(theirs)
-        outbox.put(Ready(False, "", 0.0))
+        outbox.put(Ready(""))
         outbox.flush()
         await asyncio.wait_for(facts.get(), SOON_S)
         watch.signal(signal.SIGTERM, (rank.pid,))
