@@ -317,6 +317,7 @@ def prepare_to_go_on():
     _uses = {
         "backward": lambda: output.sum().backward(),
         "forward": lambda: model(batch),
+        "the other forward": lambda: plain(batch).sum().backward(),  # which keeps its wrapper until here
         "new model": lambda: DistributedDataParallel(torch.nn.Linear(2, 2)),
     }
 
