@@ -168,6 +168,7 @@ NODE_COMPARISON = "ddp_launch.node_comparison"  # `--preflight full` of several 
 FLEET = "ddp_launch.fleet"  # `--hosts`
 COMPLETION = "ddp_launch.completion"  # scripts for shells
 EVENT_SINK = "ddp_launch.event_sink"  # of the agent
+BACKEND = "ddp_launch.backend"  # of torch.distributed, in ranks
 LIBRARY = "ddp_launch.library"  # names of the package ddp, in ranks
 TORCHRUN = "ddp_launch.torchrun"  # `torchrun --rdzv-backend NAME`
 CTL_COMMAND = "ddp_launch.ctl_command"  # `ddpctl NAME ...`

@@ -118,8 +118,9 @@ def init(
     """Create the default process group. Later calls return the same result.
 
     `backend`: "auto", the name of a torch backend (gloo, nccl, cpu:gloo,cuda:nccl), or the name of a backend that is
-    registered with torch. `device`: cpu, the type of an accelerator (cuda, xpu, ...), one device, or the index of one.
-    By default this rank's own accelerator, if there is one. `timeout`: of a collective, in seconds.
+    registered with torch. mpi is torch's own backend if torch was built with it, otherwise mpi4py. `device`: cpu, the
+    type of an accelerator (cuda, xpu, ...), one device, or the index of one; by default this rank's own accelerator, if
+    there is one. `timeout`: of a collective, in seconds.
     """
     global _place, _asked, _is_chosen
     asked = (backend, device, timeout)
@@ -238,6 +239,8 @@ def _names_none(asked: str) -> bool:
 def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
     if not _names_none(asked):
         asked = os.environ[BACKEND] if asked == "auto" else asked
+        if asked == "mpi" and not dist.is_mpi_available():
+            asked = "mpi4py"
         _register_ours(asked)
         return known_backend(asked, dist.Backend.backend_list)
     if device.type == "cpu":
@@ -259,6 +262,10 @@ def _register_ours(backend: str) -> None:
     names = set(re.split("[:,]", backend))
     if {"shm", "hier"} & names:
         importlib.import_module("ddp.groups.shm")
+    if "mpi4py" in names:
+        from _ddp_launch_entry import BACKEND, find
+
+        find(BACKEND, "mpi4py")()
 
 
 def _limit(timeout: timedelta | float | None) -> timedelta | None:

@@ -11,22 +11,30 @@ from rendezvous.values.error_codes import Code
 if TYPE_CHECKING:
     import argparse
 
-HELP = "make the decisions of a journal again; needs no service"
+HELP = "make the decisions of a journal again, or with other settings; needs no service"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="the journal: a file that ends in .ddpj")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another setting of the job, such as lease=8, max-restarts=0 or spares=+1 (one node more that stands by); "
+        "repeat the option for more",
+    )
     parser.add_argument("--all", action="store_true", help="print the steps that decide nothing as well")
     add_output(parser)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
     from ddp_launch_wings.replay.journal_file import JournalUnreadable
-    from ddp_launch_wings.replay.report import run
+    from ddp_launch_wings.replay.report import CannotReplay, run
 
     try:
         return run(arguments)
-    except JournalUnreadable as error:
+    except (CannotReplay, JournalUnreadable) as error:
         warn(str(error), error.code)
     except OSError as error:
         if error.filename is None:  # of standard output

@@ -1,4 +1,4 @@
-"""What `ddpctl replay` prints: it runs the state machine of a journal again, step by step."""
+"""What `ddpctl replay` prints: it runs the state machine of a journal again, step by step, or with other settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.replay.journal_file import JournalFile, JournalUnreadable
 from ddp_launch_wings.replay.player import answers, event_words, play
+from ddp_launch_wings.replay.what_if import BadChange, compare, parse
 from launcher import replaying
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn
 from rendezvous.replay.journal import service_machine
-from rendezvous.replay.records import RecordUnreadable, records
+from rendezvous.replay.records import Do, Load, RecordUnreadable, Start, records
 from rendezvous.values.contracts import VERSION
-from rendezvous.values.error_codes import Code
+from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -21,16 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddp_launch_wings.replay.player import Line, Step
+    from ddp_launch_wings.replay.what_if import Choice, Parting
     from rendezvous.replay.records import Machine, Record
 
 _DIFFER, _UNREADABLE = 1, 2
 
 
+class CannotReplay(Coded, ValueError):
+    """The arguments do not fit. The message is for a user."""
+
+    code = Code.INVALID_VALUE
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Raise `OSError`, and `JournalUnreadable`, which is for a user."""
+    """Raise `OSError`, and `JournalUnreadable` or `CannotReplay`, which are for a user."""
     file = JournalFile(arguments.file)
     machine = _machine(file)
-    return _replay(file, machine, _Records(file, machine), arguments)
+    found = _Records(file, machine)
+    if arguments.what_if:
+        return _what_if(file, found, arguments)
+    return _replay(file, machine, found, arguments)
 
 
 def _machine(file: JournalFile) -> Machine:
@@ -181,3 +192,65 @@ def _as_dict(
 
 def _line_dict(line: Line) -> dict[str, Any]:
     return {"what": line.what, "nodes": list(line.nodes), "reason": line.reason}
+
+
+# --- with other settings -------------------------------------------------------------------------------
+
+
+def _what_if(file: JournalFile, found: _Records, arguments: argparse.Namespace) -> int:
+    if file.header.machine != "service":
+        raise CannotReplay(
+            f"--what-if: {file.path} is the journal of an agent, which decides nothing about the job. Use the journal "
+            "of the service"
+        )
+    try:
+        changes = parse(arguments.what_if)
+    except BadChange as error:
+        raise CannotReplay(str(error)) from None
+
+    known = list(found)
+    began = next((each.now for each in known if isinstance(each, Start | Load | Do)), 0.0)
+    try:
+        equal, parting = compare(known, changes)
+    except Exception as error:
+        raise JournalUnreadable(f"{file.path}: the state machine cannot run over it: {error!r}") from None
+    if is_for_programs(arguments.output):
+        show(_parting_dict(equal, parting, began), arguments.output)
+    else:
+        show(printable_lines("\n".join(_parting_lines(arguments.what_if, equal, parting, began))), "text")
+    return _ending(found, len(known), ())
+
+
+def _parting_lines(
+    what_if: Sequence[str], equal: int, parting: Parting | None, began: float
+) -> Iterator[str]:
+    yield f"what if: {', '.join(what_if)}"
+    if parting is None:
+        yield f"same decisions: {equal} of {equal}"
+        return
+    yield f"same decisions: {equal}, then they part"
+    yield f"  recorded: {_choice(parting.recorded, began)}"
+    yield f"  what if:  {_choice(parting.changed, began)}"
+    yield "What would have followed is not known: the agents have acted on the recorded decision."
+
+
+def _choice(choice: Choice | None, began: float) -> str:
+    if choice is None:
+        return "no further decision"
+    lines = "; ".join(map(str, choice.lines))
+    return f"{choice.now - began:.3f} s  {choice.event} | {lines}"
+
+
+def _parting_dict(equal: int, parting: Parting | None, began: float) -> dict[str, Any]:
+    def of(choice: Choice | None) -> dict[str, Any] | None:
+        if choice is None:
+            return None
+        at_s = round(choice.now - began, 6)
+        return {"at_s": at_s, "event": choice.event, "decisions": list(map(_line_dict, choice.lines))}
+
+    return {
+        "equal": equal,
+        "parts": parting is not None,
+        "recorded": of(parting.recorded) if parting else None,
+        "what_if": of(parting.changed) if parting else None,
+    }

@@ -30,6 +30,7 @@ OPTIONAL = {
     "lightning": "examples",
     "transformers": "examples",
     "cloudpickle": "ddp",
+    "mpi4py": "ddp_launch_wings",
     "torchft": "bench",
     "nvidia_resiliency_ext": "bench",
     "torchsnapshot": "bench",

@@ -38,7 +38,7 @@ LISTED = {name.name for name in NAMES} | torch_names.ON_OBJECTS.keys() | torch_n
 # They have the names of torch's own classes, which torch's module calls.
 OURS = {name for kind in (TorchReducer, ReducerLogger) for name in vars(kind)}
 # Objects of torch come as arguments: a private attribute of anything must be listed, except in the launcher.
-WITH_OBJECTS = ("ddp.", "ddp_launch_wings.torchrun")
+WITH_OBJECTS = ("ddp.", "ddp_launch_wings.torchrun", "ddp_launch_wings.mpi")
 
 
 def is_private(name: str) -> bool:
@@ -132,7 +132,7 @@ def test_names_of_ours_and_of_other_packages_are_not_torchs() -> None:
 def inheriting() -> list[type]:
     """Our classes that inherit from one of torch's."""
     for module in MODULES:
-        if module.name.startswith("ddp.") and not module.name.endswith("__main__"):
+        if module.name.startswith("ddp.") and not module.name.endswith(("mpi", "__main__")):
             importlib.import_module(module.name)
     kinds = {
         kind

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sim_world import Job
 
+from ddp_launch_wings.replay.what_if import Changes, compare
+
 if TYPE_CHECKING:
     from journals import MemoryJournal
 
@@ -40,4 +42,7 @@ def test_a_replay_decides_the_same_in_a_fraction_of_the_time(part: int) -> None:
             assert len(steps) == journal.recorded
             different = [number for number, step in enumerate(steps) if not step.same]
             assert not different, f"seed {seed}: {journal.machine.name}: {steps[different[0]]}"
+            if journal.machine.name == "service":
+                _equal, parting = compare(journal.records(), Changes())
+                assert parting is None, f"seed {seed}: {parting}"
     assert span_s > _FASTER * took_s

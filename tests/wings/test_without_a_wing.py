@@ -72,6 +72,7 @@ ASKED = {
         "",
         0,
     ),
+    "mpi": Asked("import ddp; ddp.init('mpi4py')", code=""),
     "torchrun": Asked("from _ddp_launch_entry import torchrun_backend; torchrun_backend()", code=""),
     "upkeep": Asked(command("ddp_rendezvous", "doctor", "--store", "file:jobs")),
     "departures": Asked(command("ddpctl", "depart", "--source", "ec2")),

@@ -59,6 +59,10 @@ def test_a_failed_job_leaves_journals_that_replay(
         assert [secret for secret in SECRETS if secret in content(path)] == []
     assert "stop generation 1: restart" in lines(replayed(service, capsys))
     assert "Finish exit code 1 exit code 1" in lines(replayed(agent, capsys))
+    other = replayed(service, capsys, "--what-if", "max-restarts=0")
+    assert other["what_if"]["decisions"][0]["what"] == "stop generation 1: fail"
+    assert ctl.main(["replay", str(agent), "--what-if", "max-restarts=0"]) == 2
+    assert "is the journal of an agent" in capsys.readouterr().err
 
 
 def test_no_journal(launch: Launch, tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import os
 import random
 import time
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from job_story import Story, agent, spec
 
 from ddp_launch_wings.replay.journal_file import JournalFile
+from ddp_launch_wings.replay.what_if import BadChange, parse
 from rendezvous.control import ctl
 from rendezvous.replay import journal
 from rendezvous.replay.journal import Journal, JournalFolder, Journals, journal_of, service_machine
@@ -248,6 +249,76 @@ def test_running_jobs_that_need_too_much_lose_their_journals_and_nothing_else(
         assert "--journal-space" in warning
         assert "The job continues without it" in warning
     assert len(list(tmp_path.iterdir())) == 1  # that of the first one made room for the second
+
+
+# --- what if -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (("max-restarts=0",), ("stop generation 1: restart", "stop generation 1: fail")),
+        (
+            ("failure-policy=user-exception=fail",),
+            ("stop generation 1: restart", "stop generation 1: fail"),
+        ),
+        (("max-restarts=0", "failure-policy=user-exception=ignore"), ("stop generation 1: restart", "")),
+        (("lease=9s",), None),
+        (("spares=+1",), None),
+    ],
+)
+def test_what_if_a_rank_fails(
+    changes: tuple[str, ...], expected: tuple[str, str] | None, tmp_path: Path, capsys: Output
+) -> None:
+    words = [word for change in changes for word in ("--what-if", change)]
+    code, out, _ = replay(capsys, failed_rank(tmp_path), *words, "-o", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["parts"] is (expected is not None)
+    if expected is not None:
+        recorded, other = ([d["what"] for d in (found[key] or {}).get("decisions", [])] for key in SIDES)
+        assert recorded == [expected[0]]
+        assert other == [each for each in expected[1:] if each] or not expected[1]
+
+
+SIDES = ("recorded", "what_if")
+
+
+def what_if(capsys: Output, path: str, *changes: str) -> list[tuple[float, list[str]]]:
+    words = [word for change in changes for word in ("--what-if", change)]
+    _, out, _ = replay(capsys, path, *words, "-o", "json")
+    found = json.loads(out)
+    sides: list[Any] = [found[key] for key in SIDES]
+    return [(side["at_s"], [each["what"] for each in side["decisions"]]) for side in sides]
+
+
+def test_what_if_one_more_node_stands_by(tmp_path: Path, capsys: Output) -> None:
+    recorded, other = what_if(capsys, lost_node(tmp_path), "spares=+1")
+    assert recorded[1] == ["stop generation 1: wait-for-replacement"]
+    assert other == (recorded[0], ["stop generation 1: restart-with-spare"])
+
+
+@pytest.mark.parametrize("lease_s", [2.0, 9.0])
+def test_what_if_the_lease_is_another(lease_s: float, tmp_path: Path, capsys: Output) -> None:
+    recorded, other = what_if(capsys, lost_node(tmp_path), f"lease={lease_s:g}s")
+    assert recorded[1] == other[1] == ["stop generation 1: wait-for-replacement"]
+    assert other[0] - recorded[0] == pytest.approx(lease_s - 4.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("lease", "lease=soon", "leases=4", "spares=+x", "nnodes=3:2", "recover=maybe", "max-restarts=3/x"),
+        *("failure-policy=hang", "failure-policy=hang:3=fail", "lease=0", "spares=+999"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(change: str, tmp_path: Path, capsys: Output) -> None:
+    with pytest.raises(BadChange):
+        parse([change])
+    code, _, err = replay(capsys, failed_rank(tmp_path), "--what-if", change)
+    assert code == 2
+    assert err.startswith("ddpctl: --what-if ")
+    assert err.rstrip().endswith(f"[{Code.INVALID_VALUE}]")
 
 
 # --- files that are not whole --------------------------------------------------------------------------

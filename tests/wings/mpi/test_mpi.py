@@ -1,4 +1,4 @@
-"""Ranks that mpirun has started: their place, and what is said without mpi4py."""
+"""Ranks that mpirun has started: their place, the backend that goes through mpi4py, and what is said without it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+NIGHTLY = pytest.mark.nightly(instead=("::test_mpirun_says_who_is_who", "::test_the_same_as_over_gloo"))
 
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"])))
 RANK = os.path.join(os.path.dirname(__file__), "mpi_rank.py")
@@ -44,6 +46,7 @@ def run(what: str, folder: Path, *more: str) -> list[Any]:
     [
         ("auto", {"shm", "gloo"}),
         pytest.param("gloo", {"gloo"}, marks=pytest.mark.nightly),
+        pytest.param("mpi", {"mpi4py", "mpi"}, marks=pytest.mark.nightly),
     ],
 )
 def test_mpirun_says_who_is_who(tmp_path: Path, asked: str, backends: set[str]) -> None:
@@ -53,15 +56,40 @@ def test_mpirun_says_who_is_who(tmp_path: Path, asked: str, backends: set[str]) 
         assert total == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.nightly(instead="::test_mpirun_says_who_is_who")
+@needs_mpi
+@pytest.mark.parametrize("what", ["collectives", pytest.param("training", marks=pytest.mark.nightly)])
+def test_the_same_as_over_gloo(tmp_path: Path, what: str) -> None:
+    assert run(what, tmp_path) == ["the same", "the same"]
+
+
+@NIGHTLY
+@needs_mpi
+def test_what_there_is_not(tmp_path: Path) -> None:
+    for said in run("refused", tmp_path):
+        assert len(said) == 6
+        assert all("mpi4py" in each and "gloo" in each for each in said)
+
+
+@NIGHTLY
+@needs_mpi
+def test_a_wait_with_a_limit(tmp_path: Path) -> None:
+    (said, total), (_, other) = run("late", tmp_path)
+    assert said.startswith("the collective did not complete within 0.2 s")
+    assert (total, other) == (2.0, 2.0)
+
+
+@pytest.mark.nightly(instead="::test_the_same_as_over_gloo")
 def test_without_mpi4py(tmp_path: Path) -> None:
+    """Both where mpirun has started the script, and where the backend is asked for."""
     (tmp_path / "mpi4py.py").write_text("raise ImportError('there is none')\n")
-    script = "import ddp\ntry:\n    ddp.init()\nexcept ddp.InitError as error:\n    print(error)"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment(PYTHONPATH=str(tmp_path), PMI_RANK="0"),
-    )
-    assert "pip install mpi4py" in done.stdout, done.stderr
+    for settings, call in (({"PMI_RANK": "0"}, "ddp.init()"), ({}, "ddp.init('mpi4py')")):
+        script = f"import ddp\ntry:\n    {call}\nexcept ddp.InitError as error:\n    print(error)"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=environment(PYTHONPATH=str(tmp_path), **settings),
+        )
+        assert "pip install mpi4py" in done.stdout, done.stderr
+        assert "pip install mpi" in done.stdout

@@ -1,0 +1,1 @@
+"""The backend `mpi4py` of `ddp.init`."""
