@@ -149,39 +149,8 @@ def test_each_method_may_be_the_first() -> None:
             wrong(classes(dataclass)["Named"](1))
 
 
-def test_arguments_that_do_not_fit_are_explained_as_by_the_standard_library(made: dict[str, Any]) -> None:
-    calls: tuple[tuple[tuple[Any, ...], dict[str, Any], str], ...] = (
-        ((), {}, "missing 1 required positional argument: 'x'"),
-        ((1, 2, (), "", "n", 3), {}, "takes from 2 to 6 positional arguments but 7 were given"),
-        ((1,), {"x": 2}, "multiple values for argument 'x'"),
-        ((1,), {"other": 2}, "unexpected keyword argument 'other'"),
-    )
-    for args, named, words in calls:
-        with pytest.raises(TypeError, match=words):
-            made["Named"](*args, **named)
-
-
 def test_pickles() -> None:
     assert pickle.loads(pickle.dumps(AtTheTop(1))) == AtTheTop(1)
-
-
-def test_what_is_not_frozen_with_slots_is_left_to_the_standard_library() -> None:
-    @dataclass(slots=True)
-    class Changes:
-        a: int = 1
-
-    @dataclass(frozen=True, slots=True, order=True)
-    class Ordered:
-        a: int = 1
-
-    @dataclass
-    class Plain:
-        a: int = 1
-
-    changes = Changes()
-    changes.a = 2
-    assert (changes, Plain()) == (Changes(2), Plain(1))
-    assert Ordered(1) < Ordered(2)
 
 
 def test_threads_that_use_a_class_first_at_the_same_time() -> None:

@@ -26,7 +26,12 @@ ALIKE = [True, True, False, False, True, False, False, True, False, False, True]
 
 @pytest.mark.parametrize(
     ("which", "backend", "size"),
-    [("ours", "gloo", 3), ("torch", "gloo", 3), ("ours", "shm", 4), ("ours", "hier", 2)],
+    [
+        ("ours", "gloo", 3),
+        ("torch", "gloo", 3),
+        pytest.param("ours", "shm", 4, marks=pytest.mark.nightly),
+        pytest.param("ours", "hier", 2, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_like_the_loop_by_hand(crew_of: CrewOf, kind: str, which: str, backend: str, size: int) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 from healed import needs_reset_of_fsdp
 from launched import Launched, eventually
-from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,63 +95,6 @@ def launch(tmp_path: Path, said: Path) -> Iterator[Callable[..., Launched]]:
     yield start
     for job in jobs:
         job.clean_up()
-
-
-@NIGHTLY
-def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launched], said: Path) -> None:
-    port = free_port()
-    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "elastic")
-    script = said / "train.py"
-    script.write_text(STEPS)
-    words = (*where, "--nproc-per-node", "1", "--max-restarts", "3", str(script))
-    first = launch(*words)
-    first.await_listening(port)  # it serves; the service does not go with the node that is lost
-    lost = launch(*words)
-    eventually(lambda: {"five-0", "five-1"} <= set(os.listdir(said)), 100, "both nodes train")
-    lost.send(signal.SIGKILL)
-    launch(*words)
-    pairs = eventually(lambda: both_resumed(said), 100, "both go on")
-    for one, other in pairs:
-        assert one == other
-    in_memory, step, _weights = pairs[-1][0].split()
-    assert in_memory == "True"
-    assert int(step) >= 5
-    (said / "finish").touch()
-    assert first.wait(100) == 0, first.stderr()
-
-
-@NIGHTLY
-def test_shards_of_a_lost_node_come_from_the_memory_of_others(
-    launch: Callable[..., Launched], said: Path
-) -> None:
-    port = free_port()
-    where = ("--nnodes", "3", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "sharded")
-    script = said / "train.py"
-    script.write_text(SHARDED)
-    words = (*where, "--nproc-per-node", "1", "--max-restarts", "3", "--redundancy", "code:2+1", str(script))
-    first = launch(*words)
-    first.await_listening(port)
-    lost, _stays = launch(*words), launch(*words)
-    eventually(lambda: {"five-0", "five-1", "five-2"} <= set(os.listdir(said)), 100, "commit 5 is protected")
-    lost.send(signal.SIGKILL)
-    launch(*words)
-    pairs = eventually(lambda: both_resumed(said), 100, "all go on")
-    for one, other in pairs:
-        assert one == other  # the weights too, which are in shards
-    in_memory, step, _weights = pairs[-1][0].split()
-    assert in_memory == "True"
-    assert int(step) >= 5
-    (said / "finish").touch()
-    assert first.wait(100) == 0, first.stderr()
-    assert "what rank" in first.stderr()
-    assert "from the memory of other nodes" in first.stderr()
-
-
-def both_resumed(said: Path) -> list[tuple[str, str]]:
-    """What the two ranks said, of each generation in which both have."""
-    firsts = sorted(said.glob("resumed-*-0"))
-    pairs = [(first, first.with_name(first.name[:-1] + "1")) for first in firsts]
-    return [(one.read_text(), other.read_text()) for one, other in pairs if other.exists()]
 
 
 @pytest.mark.nightly(instead=("shell/test_checkpoint_requests.py", "elastic/test_guarded.py"))

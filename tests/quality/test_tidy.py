@@ -131,6 +131,14 @@ def test_house_and_wings_stay_within_their_budgets():
     assert sum(module.source.count("\n") for module in wings) <= plan.MOST_WING_LINES
 
 
+def test_tests_stay_within_their_budget():
+    """A test is read, and waited for, by everybody: a stronger one takes the place of a weaker one."""
+    tests = {path: path.read_text().count("\n") for path in tree(".py") if ROOT / "tests" in path.parents}
+    assert sum(tests.values()) <= plan.MOST_TEST_LINES
+    support = sum(lines for path, lines in tests.items() if not path.name.startswith("test_"))
+    assert support <= plan.MOST_TEST_SUPPORT_LINES
+
+
 def test_the_house_does_not_name_a_wing():
     """No import of any kind, late or by name, and no path: what the house knows of a wing is its name behind a door."""
     house = [module for module in MODULES if module.package != plan.WINGS]

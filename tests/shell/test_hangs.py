@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ports import free_port
 
 if TYPE_CHECKING:
     from launched import Launch, Launched
@@ -76,11 +72,6 @@ def verdict(job: Launched) -> str:
     return line.removeprefix("ddp-launch: ")
 
 
-def said_of_ranks(job: Launched) -> list[str]:
-    """The machine may have troubles of its own, which are told as well."""
-    return [line for line in job.stderr().splitlines() if "rank" in line and ": goodput " not in line]
-
-
 def assert_back_in_time(job: Launched) -> None:
     """From what went wrong to ranks that meet again: twice the limit, `make faults` says; this machine may be busy."""
     took = moment(job, "again") - moment(job, "wrong")
@@ -114,44 +105,3 @@ def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
     assert "in __getitem__" in Path(cause["log"]).read_text()
     assert "rank 1" in job.stderr()
     assert 'File "' in job.stderr(), "the end of the stacks; how much of them the box has room for may differ"
-
-
-@pytest.mark.nightly(
-    instead=(
-        "::test_the_report_holds_the_stack_of_the_rank",
-        "faults/test_faults.py::test_a_fault",
-    )
-)
-def test_two_nodes_find_the_one_on_the_other(launch: Launch, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    port = free_port()
-    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", f"job-{port}")
-    nodes = [launch(*where, "--nproc-per-node", "1", *OPTIONS, str(script), "native") for _ in range(2)]
-    assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
-    says = r"rank 1 on .*: has made no progress for .*; rank 0 has waited for it for .* in all_reduce"
-    for node in nodes:
-        assert re.match(says, verdict(node)), node.stderr()
-        node.assert_nothing_left()
-
-
-@pytest.mark.nightly(instead="core/test_diagnosis.py::test_a_job_that_somebody_has_stopped_is_left_alone")
-def test_a_job_that_somebody_stops_is_left_alone(launch: Launch) -> None:
-    """All of its ranks are stopped for longer than the limit, and go on as if nothing had been.
-
-    The limit is longer than this machine pauses by itself, or than it takes between stopping one and the other.
-    """
-    source = TRAIN.replace(
-        "    model.zero_grad()",
-        "    step == 30 and note(f'ready-{rank}')\n    time.sleep(0.05)\n    model.zero_grad()",
-    )
-    job = launch("--nproc-per-node", "2", "--hang-timeout", "4", "SCRIPT", "-", source=source)
-    job.await_there("ready-0", "ready-1")
-    pids = [int((job.there / f"ready-{rank}").read_text().split()[1]) for rank in (0, 1)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(6.0)  # what is meant here is time that passes
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
-    assert job.wait() == 0, job.stderr()
-    assert not said_of_ranks(job)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
-import re
 import signal
 import time
 from dataclasses import replace
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from etcd_cluster import needs_etcd, running
 from launched import eventually
-from ports import free_port, free_ports
+from ports import free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client.credential_files import ClientOptions
@@ -51,10 +49,8 @@ from rendezvous.values.types import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from etcd_cluster import EtcdCluster
-    from launched import Launch, Launched
 
 # On a machine that has nothing else to do, 3 s; bench/rendezvous.py measures them.
 _DECIDED_WITHIN_S = 30.0
@@ -308,97 +304,3 @@ def test_an_owner_that_is_cut_off_from_etcd_leaves_its_jobs_to_another(cluster: 
 
 
 # --- one service, whose store is a file ------------------------------------------------------------------------
-
-# Each step is an all-reduce: it goes on only while both ranks do.
-_TRAIN = """
-import os, sys, time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank, restart = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
-path = os.path.join(sys.argv[1], f"steps-{restart}-{rank}")
-step, over = 0, torch.zeros(1)
-while not over.item():
-    step += 1
-    over.fill_(os.path.exists(os.path.join(sys.argv[1], "enough")))
-    dist.all_reduce(over)
-    with open(path + ".part", "w") as file:
-        file.write(f"{os.getpid()} {step}")
-    os.rename(path + ".part", path)
-    time.sleep(0.01)
-dist.destroy_process_group()
-"""
-
-
-class Steps:
-    """What the ranks of one restart have done, as they write it down."""
-
-    def __init__(self, folder: Path, restart: int) -> None:
-        self._paths = [folder / f"steps-{restart}-{rank}" for rank in (0, 1)]
-        eventually(lambda: all(path.exists() for path in self._paths), what=f"ranks of restart {restart}")
-        self.pids = [pid for pid, _ in self._now()]
-
-    def _now(self) -> Iterator[tuple[int, int]]:
-        for path in self._paths:
-            pid, step = path.read_text().split()
-            yield int(pid), int(step)
-
-    def go_on(self) -> None:
-        """In the same processes."""
-        before = list(self._now())
-        eventually(lambda: all(now[1] > was[1] + 5 for now, was in zip(self._now(), before, strict=True)))
-        assert [pid for pid, _ in self._now()] == self.pids
-
-
-def both_nodes(launch: Launch, tmp_path: Path, endpoint: str) -> list[Launched]:
-    where = ("--nnodes", "2", "--nproc-per-node", "1", "--rendezvous", endpoint, "--rdzv-id", "job")
-    script = tmp_path / "train.py"
-    script.write_text(_TRAIN)
-    return [launch(*where, "--max-restarts", "3", str(script), str(tmp_path)) for _ in range(2)]
-
-
-@contextlib.contextmanager
-def what_was_said(nodes: list[Launched], services: list[Service]) -> Iterator[None]:
-    """A failure is told with the lines of all who took part."""
-    try:
-        yield
-    except AssertionError as error:
-        said = (*(node.stderr() for node in nodes), *("".join(service.log) for service in services))
-        error.add_note("\n".join(("", *said)))
-        raise
-
-
-@pytest.mark.nightly(
-    instead=(
-        "shell/test_service.py::test_a_running_job_outlives_a_service_that_is_told_to_end",
-        "core/test_session.py",
-    )
-)
-@pytest.mark.parametrize("kept", ["in a file", "in memory"])
-def test_ranks_do_not_notice_that_the_service_died_and_came_back(
-    launch: Launch, tmp_path: Path, kept: str
-) -> None:
-    """One that had the job in memory only takes it up from what the agents say."""
-    store = ("--store", f"file:{tmp_path}/jobs" if kept == "in a file" else "memory")
-    endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
-    with contextlib.ExitStack() as told, serving(*store, listen=endpoint) as first:
-        nodes, services = both_nodes(launch, tmp_path, endpoint), [first]
-        told.enter_context(what_was_said(nodes, services))
-        os.kill(Steps(tmp_path, 0).pids[1], signal.SIGKILL)
-        steps = Steps(tmp_path, 1)
-        first.end(signal.SIGKILL)
-        steps.go_on()
-        with serving(*store, listen=endpoint) as second:
-            services.append(second)
-            steps.go_on()
-            os.kill(steps.pids[1], signal.SIGKILL)
-            again = Steps(tmp_path, 2)
-            again.go_on()
-            assert not set(again.pids) & set(steps.pids)
-            (tmp_path / "enough").touch()
-            assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
-            log = "".join(itertools.chain(first.log, second.log))
-            sealed = re.findall(r"kind=sealed: generation (\d)", log)
-            assert sealed == (["1", "2", "3"] if kept == "in a file" else ["1", "2", "2", "3"]), log
-    for node in nodes:
-        assert "restarting with the same nodes (restart 1 of 3)" in node.stderr()
-        assert not (tmp_path / "steps-3-0").exists()
-        node.assert_nothing_left()

@@ -15,11 +15,11 @@ CASES, DIVERGENCES = compare.load_cases()
 
 
 def parameters() -> list[object]:
-    """Two variants of each function in the smallest world always, all of them in all worlds nightly."""
+    """One variant of each function in the smallest world always, all of them in all worlds nightly."""
     chosen, seen = [], Counter[str]()
     for case in CASES:
         seen[case.function] += not case.nightly
-        later = case.nightly or seen[case.function] > 2
+        later = case.nightly or seen[case.function] > 1
         for size in case.world_sizes:
             marks = [pytest.mark.nightly] if later or size > min(case.world_sizes) else []
             chosen.append(pytest.param(case, size, id=f"{case.name}-{size}", marks=marks))
