@@ -521,9 +521,9 @@ class State:
                 raise
             place = "the memory of the node" if self._folder is None else self._folder.name
             raise WrongValue(
-                f"commit {choice.commit.number} of {place} does not fit this State: "
-                f"{error.args[0] if error.args else error!r}. If the model has changed on purpose, begin anew: use "
-                "another folder, or remove the commits there"
+                f"commit {choice.commit.number} of {place} does not fit this State. If the model has changed on "
+                "purpose, begin anew: use another folder, or remove the commits there. The first problem: "
+                f"{error.args[0] if error.args else error!r}"
             ) from error
         self._number = choice.commit.number
         return Resumed(self._number, choice.in_memory, world_size)
