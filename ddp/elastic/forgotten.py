@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,7 +166,8 @@ def copies_of_weights(kept: Iterable[object], frame: FrameType) -> dict[str, tup
     places = {each.data_ptr() for parameters in models for each in parameters}
     found = {}
     for name, value in (vars(sys.modules["__main__"]) | locals_of(frame)).items():
-        for inner in () if id(value) in known or isinstance(value, _KINDS) else (value, *_attributes(value)):
+        is_other = id(value) in known or issubclass(type(value), (*_KINDS, ModuleType, type))
+        for inner in () if is_other else (value, *_attributes(value)):
             tensors = _tensors(inner)
             if sorted(map(_shape, tensors)) in shapes and not any(t.data_ptr() in places for t in tensors):
                 seen = (id(inner), *(number for each in tensors for number in (id(each), each._version)))
@@ -175,10 +177,11 @@ def copies_of_weights(kept: Iterable[object], frame: FrameType) -> dict[str, tup
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.nn.Module):
-        return list(value.parameters())
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [each for each in items if isinstance(each, torch.Tensor)]
+    kind = type(value)  # isinstance would ask the object, and some of torch's warn then
+    if issubclass(kind, torch.nn.Module):
+        return list(value.parameters())  # type: ignore[attr-defined]
+    items: Any = value.values() if kind is dict else value if kind is list else ()  # type: ignore[attr-defined]
+    return [each for each in items if issubclass(type(each), torch.Tensor)]
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,8 +89,12 @@ def test_an_average_of_the_weights_is_found_if_it_changes(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     elastic = state(model=model, optimizer=optimizer)
     own, copy, constant = Average(model), torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    unwrapped = torch.nn.Sequential(model)
-    with caplog.at_level(logging.WARNING):
+    unwrapped, ops = (
+        torch.nn.Sequential(model),
+        torch.distributed,
+    )  # it has an object that warns when it is looked at
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
         for _ in range(4):
             trained(optimizer)
             for name, each in model.named_parameters():
@@ -97,7 +102,7 @@ def test_an_average_of_the_weights_is_found_if_it_changes(
             with torch.no_grad():
                 copy.weight.lerp_(model.weight, 0.1)
             elastic.commit()
-    assert [constant, unwrapped]
+    assert [constant, unwrapped, ops]
     (said,) = [each.getMessage() for each in caplog.records if "sets it back" in each.getMessage()]
     assert "sets it back: copy (Linear), own (Average)." in said
 
