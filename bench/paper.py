@@ -39,7 +39,7 @@ _TIMEOUT_S = 280.0
 _CHUNKS = [10_000, 100_000, 1_000_000, 10_000_000, 60_000_000]
 _CAPS = [1e-6, 1, 5, 10, 25, 50, 1000]
 _CADENCES = [1, 2, 4, 8]
-_HOOKS = ["all_reduce", "bf16", "fp16"]
+_HOOKS = ["all_reduce", "fp16"]
 
 Series = dict[str, list[tuple[float, float]]]
 

@@ -278,7 +278,6 @@ def order(trial: dict[str, Any]) -> Series:
 
 HOOKS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "all_reduce": lambda: (None, default_hooks.allreduce_hook),
-    "bf16": lambda: (None, default_hooks.bf16_compress_hook),
     "fp16": lambda: (None, default_hooks.fp16_compress_hook),
 }
 
