@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BLOCKED_S = 2.0
 _COMMUNICATES = re.compile(
-    r"(torch\.(_ops|distributed|autograd|nn\.parallel)|ddp(_\w+)?\.(groups|reducer|averaging|sharding|comm_hooks))(\.|$)"
+    r"(torch\.(_ops|distributed|autograd|nn\.parallel)|ddp(_\w+)?\.(groups|reducer|averaging))(\.|$)"
 )
 _WRAPPERS = os.path.dirname(__file__)  # the launcher loads what wraps collectives under a name of its own
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
