@@ -105,7 +105,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             strict=self.__dict__.get("_strict", False),
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
-        of_modules = list(map(vars, self.module.modules()))
+        of_modules = list(map(vars, self.modules()))
         self.reducer.core.module_hooks = [each.get("_backward_hooks", {}) for each in of_modules]
         self.reducer.core.module_hooks += [each.get("_backward_pre_hooks", {}) for each in of_modules]
         keep_captured_memory(self.reducer.core)

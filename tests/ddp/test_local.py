@@ -15,6 +15,7 @@ import torch.distributed as dist
 from test_training import batch, close, expected, gradients, loss_of, mlp
 from torch import nn
 
+import ddp.shm  # noqa: F401
 from ddp import DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -132,6 +133,23 @@ def beside_another_model(rank: int) -> None:
 
 def test_a_backward_of_another_model_in_another_thread_makes_no_difference(two_ranks: Ranks) -> None:
     two_ranks(beside_another_model)
+
+
+def hooked_wrapper(rank: int) -> None:
+    """As with torch's class, what a hook of the wrapper does to gradients that are being averaged is lost."""
+    group = dist.new_group(backend="shm")  # averages in place
+    modules = [torch.nn.Linear(700, 700, bias=False) for _ in range(2)]
+    plain, wrapped = (DistributedDataParallel(each, process_group=group) for each in modules)
+    plain.load_state_dict(wrapped.state_dict())
+    wrapped.register_full_backward_hook(lambda *_: (wrapped.module.weight.grad.mul_(2), None)[1])
+    given = torch.full((2, 700), rank + 1.0, requires_grad=True)
+    for each in (plain, wrapped):
+        each(given).sum().backward()
+    assert torch.equal(plain.module.weight.grad, wrapped.module.weight.grad)
+
+
+def test_a_hook_of_the_wrapper_does_not_change_the_average(two_ranks: Ranks) -> None:
+    two_ranks(hooked_wrapper)
 
 
 def frozen_in_between(rank: int) -> None:
