@@ -280,6 +280,7 @@ class Step:
     usage: Usage | None = None  # which parameters any rank used. None: all
     order: Sequence[int] = ()  # in which gradients arrived
     streams: dict[int, list[torch.Stream]] = field(default_factory=dict)  # on which each bucket was gathered
+    arrived: list[int] = field(default_factory=list)  # one by one: parameters that had a gradient then
 
 
 class Reducer:
@@ -470,6 +471,8 @@ class Reducer:
             self._launch_full(step)
 
     def _gather(self, step: Step, chunk: plan.Chunk) -> None:
+        if self._one_by_one:
+            step.arrived += [i for i in chunk.members if self.parameters[i].grad is not None]
         with torch.no_grad():
             self.sender.gather(chunk.bucket, chunk.start, chunk.end)
         note_stream(step.streams, chunk.bucket, self.parameters[chunk.members[0]].device)
@@ -501,7 +504,9 @@ class Reducer:
 
     def _exchange_used(self, step: Step) -> None:
         if self.exchanges_used:
-            has_gradient = map(is_not, map(attrgetter("grad"), self.parameters), repeat(None))
+            has_gradient = list(map(is_not, map(attrgetter("grad"), self.parameters), repeat(None)))
+            for i in step.arrived:  # a hook may have dropped it since
+                has_gradient[i] = True
             here = list(map(and_, self.counter.take_used(), has_gradient))
             step.usage = Usage(here, self.sender.group, self.sender.device)
 

@@ -22,7 +22,7 @@ from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
 from launcher.health import dumps, page, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
-from launcher.health.flight_recorder import MAX_FINDINGS, NotADump, findings, with_recorded
+from launcher.health.flight_recorder import NotADump, with_recorded
 from launcher.health.node_health import HealthState
 from launcher.health.page import phase_times
 from launcher.health.stall_detection import Watch, look, reports
@@ -129,13 +129,6 @@ def watchdog_report(data: bytes) -> None:
         cause = cause_of_asynchronous(end, state)
         assert "\n" not in cause.reason
         codec.read_from_agent(codec.from_agent_bytes(RankFailed(_AGENT, 1, cause)), _AGENT)
-
-
-def ras_answer(data: bytes) -> None:
-    """Any process of the machine may listen where NCCL's monitor is asked."""
-    found = findings(json.loads(data), (100,))
-    assert len(found) <= MAX_FINDINGS
-    assert all(len(each) < 4096 for each in found)
 
 
 def flight_recorder(data: bytes) -> None:
@@ -312,14 +305,6 @@ TARGETS = (
         with_an_odd_value,
     ),
     ("watchdog_report", watchdog_report, (), (_WATCHDOG, _WATCHDOG[_WATCHDOG.index(b"[rank1]") :]), 8192),
-    (
-        "ras_answer",
-        ras_answer,
-        (ValueError, RecursionError),
-        (json.dumps(_RAS).encode(), json.dumps({"communicators": []}).encode()),
-        8192,
-        with_an_odd_value,
-    ),
     ("job_file", job_file, (), tuple(each.read_bytes() for each in sorted(_JOBS.glob("*.toml"))), 4096),
     ("launch_config", launch_config, (UsageError,), (_CONFIG,)),
     ("service_config", service_config, (SettingsUnusable,), (_SERVE,)),

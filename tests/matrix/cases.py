@@ -121,8 +121,8 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "two nodes",
-        "two agents form one world; a rank of the other node that hangs is found",
-        ("tests/shell/test_hangs.py::test_two_nodes_find_the_one_on_the_other",),
+        "two agents form one world",
+        ("tests/shell/test_two_nodes_join.py::test_two_agents_form_one_world",),
     ),
     Case(
         "wire",

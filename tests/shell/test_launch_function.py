@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from launched import eventually
 from ports import free_port
-from seen import SeenTerminal, on_terminal
+from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
 import ddp
 from ddp.launching import parcels
 from ddp.launching.errors import name_of, options_of
 from rendezvous.values.error_codes import Code
 
+__all__ = ["kind_of_terminal", "seen"]  # fixtures
 QUICK = {"warm_start": False, "nproc": 2}  # the functions here need no torch
 
 

@@ -318,6 +318,7 @@ def one_rank(trial: Trial, given: dict[str, Any]) -> None:
     scale_tiny=("scale", "parameter", {"bucket_cap_mb": 0.0003}),
     drop=("drop", "parameter", {}),
     drop_layer=("drop", "layer", {"bucket_cap_mb": 0.0003}),
+    drop_unused=("drop", "parameter", {"find_unused_parameters": True}),
     see=("see", "layer", {"find_unused_parameters": True}),
     scale_static=("scale", "layer", {"static_graph": True}),
 )
