@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LightningCallback", "attach"]
 
-_OLDEST = {"lightning": (2, 4), "pytorch_lightning": (2, 4), "transformers": (4, 57), "accelerate": (1, 6)}
+_OLDEST = {"lightning": (2, 4), "pytorch_lightning": (2, 4), "transformers": (5, 0), "accelerate": (1, 6)}
 _LIGHTNINGS = ("lightning", "pytorch_lightning")
 _USE = "Use a Trainer of Lightning, a Trainer of transformers, or an Accelerator"
 
