@@ -44,6 +44,8 @@ _IN_PASSING = re.compile(
     r"|rank \d+ reported a communication error |(node|train-)\d+: |pre-flight: |the ranks start with \d+ modules? )"
 )
 
+_OWN_VICTIMS = re.compile(r"; \d+ other ranks? lost a connection: see the logs$")
+
 
 def to_the_point(text: str) -> list[str]:
     """The lines but for what agents say in passing."""
@@ -255,9 +257,12 @@ class Job:
     def story(self, *agents: Agent) -> list[str]:
         """What was decided and why, as all of these agents told it: the same lines in the same order."""
         told = [
+            # One agent tells the goodput. Each counts those of its own ranks whose last output came in time.
             [
-                line for line in agent.said() if not line.startswith("ddp-launch: goodput")
-            ]  # one agent tells it
+                _OWN_VICTIMS.sub("", line)
+                for line in agent.said()
+                if not line.startswith("ddp-launch: goodput")
+            ]
             for agent in agents or self.agents
         ]
         assert all(lines == told[0] for lines in told), f"{told}\n{self}"
