@@ -476,7 +476,8 @@ _REFUSALS = (
 
 def _reaction(error: grpc.aio.AioRpcError) -> _Reaction:
     code, details = error.code(), error.details() or ""
-    if code is _STATUS.UNAUTHENTICATED or "user name is empty" in details or "auth store is old" in details:
+    is_signed_out = "user name is empty" in details or "auth store is old" in details
+    if code is _STATUS.UNAUTHENTICATED or (code is _STATUS.INVALID_ARGUMENT and is_signed_out):
         return _Reaction.SIGN_IN
     if code is _STATUS.NOT_FOUND:
         return _Reaction.NOT_FOUND

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
-from ddp_launch_wings.etcd.client import TlsFiles
+from ddp_launch_wings.etcd.client import TlsFiles, _Reaction, _reaction
 from ddp_launch_wings.etcd.store import PASSWORD_VARIABLE, parse_etcd
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import StoreError
@@ -48,3 +49,21 @@ def test_mistakes_are_named_and_passwords_are_not(url: str, complaint: str) -> N
     with pytest.raises(StoreError, match=complaint) as error:
         asyncio.run(open_store(url, "", {}))
     assert "u:s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "reaction"),
+    [
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", "SIGN_IN"),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", "SIGN_IN"),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", "SIGN_IN"),
+        ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", "REFUSED"),
+        ("PERMISSION_DENIED", "the user name is empty in this proxy", "REFUSED"),
+        ("UNAVAILABLE", "the auth store is old", "AGAIN"),
+        ("NOT_FOUND", "etcdserver: requested lease not found", "NOT_FOUND"),
+    ],
+)
+def test_only_a_missing_sign_in_leads_to_another_one(code: str, details: str, reaction: str) -> None:
+    empty = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode[code], empty, empty, details)
+    assert _reaction(error) is _Reaction[reaction]
