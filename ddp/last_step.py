@@ -179,9 +179,8 @@ class _LastStep:
     def __init__(self, save: Save, limit_s: float) -> None:
         self._save, self._limit_s = save, limit_s
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._in_step = False
+        self._stepping: Any = None  # the optimizer that is in its step
         self._versions: list[int] | None = None  # of the parameters, before a step that runs a closure
-        self._stepping: Any = None
         self._in_pass = 0  # forward and backward passes of the script that are going on
         self._is_between = True  # from an optimizer step to the next pass
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -219,7 +218,7 @@ class _LastStep:
 
     def complete(self) -> None:
         self._is_between = False
-        if self._stop and not self._in_step:
+        if self._stop and self._stepping is None:
             self._finish(_STOPPED)
 
     def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -229,15 +228,15 @@ class _LastStep:
             self._finish(_STOPPED)
         if optimizer not in self._counts and not self._refused:
             self._refuse(_kind_of(optimizer))
-        has_closure = (
-            len(args) > 1 or kwargs.get("closure") is not None
-        )  # the first argument is the optimizer
+        has_closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimizer
         self._versions = _versions(optimizer) if has_closure else None
-        self._stepping, self._in_step = optimizer, True
+        self._stepping = optimizer
 
     def _is_updating(self) -> bool:
         """Whether an optimizer may have changed something: it has not in a closure that it runs first."""
-        return self._in_step and (self._versions is None or self._versions != _versions(self._stepping))
+        if self._stepping is None:
+            return False
+        return self._versions is None or self._versions != _versions(self._stepping)
 
     def _end_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -248,7 +247,7 @@ class _LastStep:
             self._used = ""
         self._kept = [(each, each.detach().clone()) for model in self._models for each in model.buffers()]
         self._generators = self._holder.hold()
-        self._stepping, self._in_step, self._is_between = None, False, True
+        self._stepping, self._is_between = None, True
 
     def _around_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)

@@ -42,6 +42,23 @@ SIZE = 4096
 VALUES_AT, VALUES_COUNTER, VALUES_ROOM = SIZE, 8, 64 * 1024
 RING_AT = VALUES_AT + VALUES_COUNTER
 VALUES_END = RING_AT + VALUES_ROOM
+
+
+def ring_lines(ring: bytes, begin: int, end: int, end_after: int) -> list[bytes]:
+    """The whole lines among the bytes from `begin` to `end`. Until `end_after`, the writer has gone on meanwhile.
+
+    It may be writing one line more, which is not counted yet: at most a quarter of the ring.
+    """
+    oldest = max(begin, end_after - len(ring) * 3 // 4)
+    if not begin <= oldest < end:
+        return []
+    at = oldest % len(ring)
+    data = (ring[at:] + ring[:at])[: end - oldest]
+    if oldest > begin:
+        data = data.partition(b"\n")[2]
+    return data.split(b"\n")[:-1]
+
+
 MAGIC, VERSION = b"ddp-page", 2
 # Their place is their number on the page; `RankPhase` has the same names.
 PHASES = (

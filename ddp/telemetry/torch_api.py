@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from . import status_page, torch_names
 
@@ -219,20 +219,24 @@ def switch_recorder_on() -> None:
 
 def record_of_collectives(backends: Collection[str]) -> bytes:
     """Return the flight recorders of these backends as JSON: the last collectives and their states."""
-    whole, *others = [json.loads(_record_of(name)) for name in sorted(backends)]
-    for each in others:
+    first, *others = [_record_of(name) for name in sorted(backends)]
+    if not others:
+        return first
+    whole = json.loads(first)
+    for each in map(json.loads, others):
         whole["entries"] = whole.get("entries", []) + each.get("entries", [])
         whole["pg_config"] = whole.get("pg_config", {}) | each.get("pg_config", {})
     return json.dumps(whole).encode()
 
 
-def _record_of(backend: str) -> str | bytes:
+def _record_of(backend: str) -> bytes:
     """NCCL has a recorder of its own. From 2.15 on, each other backend has one too, and its name selects it."""
     bindings = sys.modules.get(torch_names.RECORD_OF_ALL.owner)
     of_all = getattr(bindings, torch_names.RECORD_OF_ALL.name, None)
     dump = (getattr(bindings, torch_names.RECORD_OF_NCCL.name, None) if backend == "nccl" else None) or of_all
     if dump is None:
         raise RuntimeError(f"torch {_version_text()} has no flight recorder for this process group")
-    arguments = (True, False)  # with collectives, not only those that are active
     by_name = dump is of_all and version() >= torch_names.RECORDER_OF_EACH
-    return cast("str | bytes", dump(*arguments, backend) if by_name else dump(*arguments))
+    # With collectives, and not only those that are active.
+    data = dump(True, False, backend) if by_name else dump(True, False)
+    return data if isinstance(data, bytes) else data.encode()

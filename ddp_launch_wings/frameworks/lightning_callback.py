@@ -21,10 +21,16 @@ import torch
 
 from ddp.elastic import generators
 from ddp.last_step import step_complete
-from ddp.telemetry.coded import WrongUse
 from ddp.telemetry.sections import status
 from ddp.telemetry.values import log
-from ddp_launch_wings.frameworks.resuming import Generators, is_first, is_launched, register, saved_path
+from ddp_launch_wings.frameworks.resuming import (
+    Generators,
+    cannot_save_for_all,
+    is_first,
+    is_launched,
+    register,
+    saved_path,
+)
 
 if TYPE_CHECKING:
     import os
@@ -51,11 +57,7 @@ class LightningHooks:
 
     def on_fit_start(self, trainer: Any, _module: Any) -> None:
         if is_launched() and not isinstance(trainer.strategy, self._replicated):
-            kind = type(trainer.strategy).__name__
-            raise WrongUse(
-                f"ddp.integrations lets one rank save for all, but with {kind} each rank may have another part of the "
-                "state. Use ddp.elastic.State, or the checkpoints of Lightning"
-            )
+            raise cannot_save_for_all(type(trainer.strategy).__name__)
         self._trainer = trainer if is_first() else None
         if self._trainer is not None and (path := saved_path()):
             trainer._checkpoint_connector._restore_modules_and_callbacks(path)
@@ -89,9 +91,8 @@ class LightningHooks:
         loop._batches_that_stepped = resumed["stepped"]
         if resumed["in batch"] is not None:
             generators.set(resumed["in batch"])
-            loop.batch_progress.total.ready -= (
-                1  # Lightning has counted the interrupted batch, and does not begin anew
-            )
+            # Lightning has counted the interrupted batch, and does not begin anew.
+            loop.batch_progress.total.ready -= 1
             loop.batch_progress.total.started -= 1
 
     def on_train_batch_end(
@@ -139,9 +140,8 @@ class LightningHooks:
     def _within(self, trainer: Any) -> dict[str, Any]:
         loops: dict[str, Any] = trainer.fit_loop.state_dict()
         progress = loops["epoch_loop.batch_progress"]
-        lost = (
-            progress["current"]["completed"] - self._batches
-        )  # gradients of an optimizer step that did not come
+        # Their gradients are of an optimizer step that did not come.
+        lost = progress["current"]["completed"] - self._batches
         for part in (progress["total"], progress["current"]):
             done = part["completed"] - lost
             part.update(ready=done + 1, started=done + 1, processed=done, completed=done)

@@ -90,10 +90,14 @@ class Generators:
 def refuse_shards(accelerator: Any) -> None:
     kind = accelerator.distributed_type.name
     if is_launched() and kind not in _REPLICATED:
-        raise WrongUse(
-            f"ddp.integrations lets one rank save for all, but with {kind} each rank has another part of the state. "
-            "Use ddp.elastic.State, or the checkpoints of the framework"
-        )
+        raise cannot_save_for_all(kind)
+
+
+def cannot_save_for_all(kind: str) -> WrongUse:
+    return WrongUse(
+        f"ddp.integrations lets one rank save for all, but with {kind} each rank may have another part of the state. "
+        "Use ddp.elastic.State, or the checkpoints of the framework"
+    )
 
 
 def write_as_first(
@@ -103,17 +107,11 @@ def write_as_first(
 
     `name`: of the file with the generators of a rank. All ranks get those of this one, as after the same seed.
     """
-    states = accelerator.state, type(accelerator.state)._shared_state, _partial_state(accelerator)
-    for each in states:
-        kept = each if isinstance(each, dict) else each.__dict__
+    partial = sys.modules[type(accelerator.state).__module__].PartialState
+    for kept in (vars(accelerator.state), partial._shared_state):
         kept["process_index"] = kept["local_process_index"] = 0
     path.mkdir()
     save()
     for rank in range(1, world_size):
         if (path / name.format(0)).exists():
             shutil.copy(path / name.format(0), path / name.format(rank))
-
-
-def _partial_state(accelerator: Any) -> dict[str, Any]:
-    found: dict[str, Any] = sys.modules[type(accelerator.state).__module__].PartialState._shared_state
-    return found

@@ -100,9 +100,7 @@ class TrainerHooks:
         trainer = self._trainer
         self._generators.bring_back()
         for each in trainer.model.modules():
-            if hasattr(
-                each, "should_save_on_this_rank"
-            ):  # since transformers 5: this asks torch for the rank
+            if hasattr(each, "should_save_on_this_rank"):  # it asks torch for the rank
                 each.should_save_on_this_rank = lambda is_main_process: is_main_process
         trainer.save_model(path, _internal_call=True)
         trainer._save_optimizer_and_scheduler(path)

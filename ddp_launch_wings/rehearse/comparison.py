@@ -154,9 +154,8 @@ def _return(by_rank: Sequence[tuple[Track, Sequence[int | None]]], number: int) 
 class StepDifference:
     rank: int
     step: int  # from 1
-    what: tuple[
-        str, ...
-    ]  # "weights", "optimizer", "rates", "torch", "python", "numpy", "cuda", "inputs", "values"
+    # "weights", "optimizer", "rates", "torch", "python", "numpy", "cuda", "inputs", "values"
+    what: tuple[str, ...]
     again: Mapping[str, int]  # what is equal to that of another step, from 1
     is_new_process: bool
 

@@ -42,7 +42,7 @@ from ddp.telemetry.contracts import (
     STATUS_PAGE,
     VALUES_AT,
     VALUES_END,
-    VALUES_ROOM,
+    ring_lines,
 )
 
 if TYPE_CHECKING:
@@ -205,15 +205,10 @@ class _Ring:
         """The records since the last call. NaN is a number here."""
         if self._memory is None:
             return []
-        first, end = max(self._read, self._written() - VALUES_ROOM), self._written()
-        ring = self._memory[RING_AT:VALUES_END]
-        found = bytes(ring[at % VALUES_ROOM] for at in range(first, end))
+        end = self._written()
+        found = ring_lines(self._memory[RING_AT:VALUES_END], self._read, end, self._written())
         self._read = end
-        records = []
-        for line in found.decode("ascii", "replace").splitlines():
-            with suppress(ValueError):
-                records.append(json.loads(line)[1])
-        return records
+        return [json.loads(line)[1] for line in found]
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

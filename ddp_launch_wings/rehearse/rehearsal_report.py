@@ -85,12 +85,12 @@ class Rehearsal:
 
 def compare(reference: Run, run: Run) -> Compared:
     a, b = reference.tracks, run.tracks
-    weights = differing_weights(a, b)
+    weights, difference = differing_weights(a, b), first_difference(a, b)
     found, files = compared_curves(a, b), compared_files(reference.files, run.files)
     same = not weights and not files and not any(each.differs_from or each.missing for each in found)
     if run.exit_code != 0:
         verdict = "failed"
-    elif same and (weights is not None or first_difference(a, b) is None):
+    elif same and (weights is not None or difference is None):
         verdict = "same"
     else:
         verdict = "differs"
@@ -98,7 +98,7 @@ def compare(reference: Run, run: Run) -> Compared:
         run,
         verdict,
         tuple(returns(a, b)),
-        first_difference(a, b),
+        difference,
         tuple(found),
         None if weights is None else tuple(weights),
         tuple(files),

@@ -27,6 +27,7 @@ from launcher.template.contracts import (
     VALUES_COUNTER,
     VALUES_END,
     VALUES_ROOM,
+    ring_lines,
 )
 from launcher.template.tree import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
@@ -178,7 +179,7 @@ class Pages:
         if (end := total()) == sheet.values_read:
             return []
         ring = os.pread(sheet.fd, VALUES_ROOM, RING_AT)
-        lines = page.ring_lines(ring, sheet.values_read, end, total())
+        lines = ring_lines(ring, sheet.values_read, end, total())
         sheet.values_read = end
         return [(sheet.rank, line) for line in lines]
 

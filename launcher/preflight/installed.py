@@ -83,9 +83,8 @@ def driver_version() -> str:
     loaded = text_of("/sys/module/nvidia/version").strip()
     if loaded:
         return loaded
-    words = (
-        text_of("/proc/driver/nvidia/version").split("\n")[0].split()
-    )  # "... Module for x86_64  550.54.14  ..."
+    # "... Module for x86_64  550.54.14  ..."
+    words = text_of("/proc/driver/nvidia/version").split("\n")[0].split()
     return next((word for word in words if word[:1].isdigit() and "." in word), "")
 
 

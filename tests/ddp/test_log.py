@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ddp.telemetry.contracts import ring_lines
 from launcher.answers.measured import MOST_NAMES, MOST_POINTS, Measured
 from launcher.error_boundary import ErrorBoundary
-from launcher.health.page import ring_lines
 from rendezvous.values.questions import LoggedWanted
 
 if TYPE_CHECKING:
