@@ -29,7 +29,6 @@ service tells all nodes of the next generation.
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import json
 import os
@@ -55,7 +54,7 @@ from ddp.telemetry import guard, status_page, torch_api, torch_names
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_words import first_line, is_communication_error, is_fault_of_this_rank
 from ddp.telemetry.contracts import GENERATION, RESUME_FILE, RESUME_PATH, SAVED_STATE, SAVING, SCRATCH
-from ddp.telemetry.observing import Observer
+from ddp.telemetry.observing import Observer, instances_of
 from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _kind_without_replicas() -> str:
     """What this process has that makes its state differ from that of other ranks; "" if nothing is found."""
     found = ((name, getattr(sys.modules.get(module), name, None)) for module, name in _WITHOUT_REPLICAS)
     kinds = {kind: name for name, kind in found if isinstance(kind, type)}
-    for each in gc.get_objects():
+    for each in instances_of((*kinds, Optimizer)):
         if name := next((name for kind, name in kinds.items() if issubclass(type(each), kind)), ""):
             return name
         if issubclass(type(each), Optimizer) and (name := _kind_of(each)):

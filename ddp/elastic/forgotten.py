@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import gc
 import inspect
 import logging
 import os
@@ -27,6 +26,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddp.elastic.own import PerRank
 from ddp.elastic.sampler import ElasticSampler
+from ddp.telemetry.observing import instances_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -90,10 +90,9 @@ def objects(kept: Iterable[object], frame: FrameType | None = None) -> list[str]
     names = _names(frame)
     has_sampler = any(isinstance(each, ElasticSampler) for each in known.values())
     found = {}
-    for each in gc.get_objects():
-        kind = type(each)
-        if id(each) not in known and issubclass(kind, _KINDS) and _is_used(each, has_sampler):
-            found[id(each)] = f"{names.get(id(each), 'an object')} ({kind.__name__})"
+    for each in instances_of(_KINDS):
+        if id(each) not in known and _is_used(each, has_sampler):
+            found[id(each)] = f"{names.get(id(each), 'an object')} ({type(each).__name__})"
     return sorted(found.values()) + _parameters(known, names)
 
 

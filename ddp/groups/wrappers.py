@@ -13,7 +13,6 @@ with different states would send different amounts. So the state starts again on
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ import torch.distributed as dist
 from ddp.groups import successors
 from ddp.groups.reform_plan import CannotReform, WorldPlace
 from ddp.telemetry import torch_api, torch_names
+from ddp.telemetry.observing import instances_of, with_subclasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 # --- models whose parameters are DTensors ----------------------------------------------------------
 #
@@ -114,7 +114,7 @@ def obstacle_of_shards() -> str:
 
 
 def _modules() -> list[Any]:
-    return [*in_shards(), *(_modules_of(flat_kinds()) if _flat_noted else ())]
+    return [*in_shards(), *(instances_of(flat_kinds()) if _flat_noted else ())]
 
 
 def _obstacle_of(modules: Iterable[Any]) -> str:
@@ -171,32 +171,24 @@ def in_shards() -> list[Any]:
     """All modules to which `fully_shard` was applied."""
     kinds = _sharded_kinds()
     if not kinds or not torch_api.has(torch_names.STATES_OF_MODULES):
-        return _modules_of(kinds)
+        return instances_of(kinds)
     return [each for each in list(torch_api.get(torch_names.STATES_OF_MODULES)) if type(each) in kinds]
-
-
-def _modules_of(kinds: set[type[Any]]) -> list[Any]:
-    """All modules of these classes that this process has. It looks at all objects, unless there is no class."""
-    return [each for each in gc.get_objects() if type(each) in kinds] if kinds else []
 
 
 def _sharded_kinds() -> set[type[Any]]:
     """The classes of modules to which `fully_shard` was applied, also before this library was imported."""
     kind = getattr(sys.modules.get(_FSDP_MODULE), _SHARDED, None)
-    return set() if kind is None else {each for each in _below(kind) if issubclass(each, torch.nn.Module)}
+    return (
+        set()
+        if kind is None
+        else {each for each in with_subclasses(kind) if issubclass(each, torch.nn.Module)}
+    )
 
 
 def flat_kinds() -> set[type[Any]]:
     """The classes of FSDP1. They exist as soon as its module was imported."""
     kind = getattr(sys.modules.get(_FSDP_MODULE), _FLAT, None)
-    return set() if kind is None else {kind, *_below(kind)}
-
-
-def _below(kind: type[Any]) -> Iterator[type[Any]]:
-    subclasses: list[type[Any]] = kind.__subclasses__()
-    for each in subclasses:
-        yield each
-        yield from _below(each)
+    return set() if kind is None else set(with_subclasses(kind))
 
 
 def note_if_flat(kind: type[Any]) -> None:
@@ -242,16 +234,8 @@ def find_unnoticed() -> None:
     _searched.append(True)
     torchs = sys.modules.get(_TORCHS_MODULE)
     if torchs is not None:
-        kinds = {*_with_subclasses(torchs.DistributedDataParallel), *flat_kinds()}
-        for each in [each for each in gc.get_objects() if type(each) in kinds]:
+        for each in instances_of({torchs.DistributedDataParallel, *flat_kinds()}):
             _note(each)
-
-
-def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    yield kind
-    subclasses: list[type[Any]] = kind.__subclasses__()
-    for each in subclasses:
-        yield from _with_subclasses(each)
 
 
 def remember() -> None:

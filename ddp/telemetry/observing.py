@@ -10,6 +10,7 @@ A forked child is not the rank, so nothing observes it.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from . import status_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 _log = logging.getLogger("ddp")
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")
@@ -147,3 +148,22 @@ def _place(error: Exception) -> str:
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return "" if traceback is None else f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+
+
+# --- finding objects -------------------------------------------------------------------------------
+#
+# Not with `gc.get_objects()`: its list also refers to the tuples that other threads are making. Python cannot finish a
+# tuple that something else refers to, so `tuple(...)` in such a thread raises a SystemError.
+
+
+def instances_of(kinds: Iterable[type[Any]]) -> list[Any]:
+    """All objects of these classes, and of their subclasses. It looks at all objects, unless there is no class."""
+    known = {each for kind in kinds for each in with_subclasses(kind)}
+    return [each for each in gc.get_referrers(*known) if type(each) in known] if known else []
+
+
+def with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    subclasses: list[type[Any]] = kind.__subclasses__()
+    for each in subclasses:
+        yield from with_subclasses(each)

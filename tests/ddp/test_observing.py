@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
+import threading
 from typing import Any, NoReturn
 
 import pytest
@@ -13,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ddp.telemetry import status_page
 from ddp.telemetry.collective_marks import UNKNOWN, options_with_mode, tensor_facts
-from ddp.telemetry.observing import Observer, _observers
+from ddp.telemetry.observing import Observer, _observers, instances_of
 from ddp.telemetry.peers import GlooSockets
 
 # Observers that raise. They are written in C: code of this file would count as code of the program.
@@ -183,3 +185,35 @@ def test_groups_that_threads_create_at_the_same_time_end_in_any_order() -> None:
     one.__exit__(None, None, None)
     other.__exit__(None, None, None)
     assert sockets.now() == set()
+
+
+def test_a_search_for_objects_breaks_no_tuple_of_another_thread() -> None:
+    """A list of all objects, as `gc.get_objects()` makes it, broke one in most searches."""
+
+    class Wanted:
+        pass
+
+    class Below(Wanted):
+        pass
+
+    wanted, errors, is_over = [Wanted(), Below()], list[SystemError](), threading.Event()
+
+    def make_tuples() -> None:
+        try:
+            while not is_over.is_set():
+                tuple(number for number in range(50))
+        except SystemError as error:
+            errors.append(error)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=make_tuples)
+    thread.start()
+    try:
+        for _ in range(40):
+            assert set(instances_of([Wanted])) == set(wanted)
+    finally:
+        sys.setswitchinterval(usual)
+        is_over.set()
+        thread.join()
+    assert not errors

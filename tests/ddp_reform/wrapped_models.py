@@ -192,13 +192,13 @@ def count_searches(state: dict[str, Any]) -> None:
     import torch.distributed.fsdp  # noqa: F401
 
     state["searches"] = 0
-    original = gc.get_objects
+    original = gc.get_referrers
 
     def counted(*args: Any, **options: Any) -> list[Any]:
         state["searches"] += 1
         return original(*args, **options)
 
-    gc.get_objects = counted
+    gc.get_referrers = counted
 
 
 def found_in_both_ways(state: dict[str, Any]) -> int:
