@@ -2,6 +2,8 @@
 
 PLAN: {"steps": ..., "world": "torch" or "ours", "die": {generation: {"rank", "step", "when"}}, "save": ...}. `when`:
 backward, stepping (in the optimizer), between (after it, before the counter), hang, or seconds after the step began.
+A rank that dies at or after its optimizer first waits until the others have finished theirs. They would otherwise be
+interrupted before it or after it, by chance.
 """
 
 import hashlib
@@ -65,13 +67,21 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-mine = PLAN.get("die", {}).get(GENERATION, {})
-mine = mine if mine.get("rank") == rank else {}
+planned = PLAN.get("die", {}).get(GENERATION, {})
+mine = planned if planned.get("rank") == rank else {}
+stepped = f"{THERE}/stepped-{GENERATION}"
 
 
 def at(when):
     if mine.get("step") == step and mine["when"] == when:
+        while when != "backward" and not os.path.exists(stepped):
+            time.sleep(0.01)
         die()
+
+
+def finished_optimizer():
+    if planned.get("step") == step and not mine:
+        open(stepped, "w").close()
 
 
 def later():
@@ -102,6 +112,7 @@ while step < PLAN["steps"]:
     else:
         closure()
         optimizer.step()
+    finished_optimizer()
     at("between")
     scheduler.step()
     step += 1
