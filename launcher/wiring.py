@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
     from rendezvous.replay.records import Machine
+    from rendezvous.values.questions import Remark
     from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Assignment, Decision, StoreAddress
 
@@ -273,10 +274,10 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         desk.checkpoint_over(taken=taken)
 
     requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
-    traces = Traces(ranks, communication)
+    traces, drills = Traces(ranks, communication), _drills(shell, connection)
     time, stops = _time_watch(shell, connection, ranks, node), _stop_watch(shell, ranks)
     measured = _measured(shell, ranks, node, stops)
-    desk = Desk(ranks, node, shell.logs.files, requester, traces, measured, shell.boundary)
+    desk = Desk(ranks, node, shell.logs.files, requester, traces, measured, shell.boundary, drills)
     connection.session.answer_with(desk.answer)
     phases = _phase_times_watch(shell, connection, ranks, node)
     return Parts(
@@ -295,6 +296,14 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         _before_restart(shell, connection, node),
         (hangs, phases, time, stops, measured, Requests(node, shell.boundary)),
     )
+
+
+def _drills(shell: Shell, connection: ServiceConnection) -> Callable[[Remark], None] | None:
+    def drilled(remark: Remark) -> None:
+        shell.logs.say(remark.text)
+        connection.session.tell(remark)
+
+    return drilled if shell.spec.allow_drill else None
 
 
 def _before_restart(shell: Shell, connection: ServiceConnection, node: NodeWatch) -> BeforeRestart:

@@ -126,6 +126,8 @@ _MESSAGES: dict[type, Any] = {
     questions.ProfileWanted: pb.ProfileWanted,
     questions.TraceWanted: pb.TraceWanted,
     questions.TracePart: pb.TracePart,
+    questions.DrillWanted: pb.DrillWanted,
+    questions.Drilled: pb.Drilled,
     questions.RestartTimes: pb.RestartTimes,
 }
 
@@ -167,6 +169,7 @@ _QUESTIONS: dict[str, Any] = {
     "trace": questions.TraceWanted,
     "step": questions.StepWanted,
     "logged": questions.LoggedWanted,
+    "drill": questions.DrillWanted,
 }
 _ANSWERS: dict[str, Any] = {
     "present": questions.Present,
@@ -180,6 +183,7 @@ _ANSWERS: dict[str, Any] = {
     "restart_times": questions.RestartTimes,
     "step": questions.StepSeen,
     "logged": questions.LoggedSeen,
+    "drilled": questions.Drilled,
 }
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
 _BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}

@@ -7,7 +7,9 @@ Answers that read files or wait for ranks run beside the agent's main loop, a fe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,14 +20,18 @@ from launcher.health.stack_text import without_ours
 from launcher.health.stacks import native_stacks, stacks_of
 from launcher.machine.small_files import text_of
 from rendezvous.values.questions import (
+    MOST_WAIT_S,
     CannotAnswer,
     Checkpointed,
     CheckpointWanted,
+    Drilled,
+    DrillWanted,
     LoggedWanted,
     LogsWanted,
     ProfileWanted,
     RanksSeen,
     RanksWanted,
+    Remark,
     Stacks,
     StacksWanted,
     StepWanted,
@@ -53,6 +59,7 @@ _LONGEST_WAIT_S = 30.0
 _LAST_ANSWERS_S = 1.0  # for which a follower may delay the end of the agent
 _LAST_OUTPUT_S = 0.5  # until the last output is in the files
 _LONGEST_STEPS_S = 30.0
+_NO_DRILLS = "this job allows no drills: its owner has to start it with `ddp-launch --allow-drill`"
 _LOOKS_PER_STEP, _FASTEST_LOOK_S, _SLOWEST_LOOK_S = 150, 0.002, 0.05
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -67,9 +74,13 @@ class Desk:
         traces: Traces,
         measured: Measured,
         boundary: ErrorBoundary,
+        drilled: Callable[[Remark], None] | None = None,
     ) -> None:
+        """`drilled` is told of each drill. None: this job allows none."""
         self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
         self._requester, self._traces, self._measured = requester, traces, measured
+        self._drilled = drilled
+        self._thaws: dict[int, asyncio.TimerHandle] = {}  # by process that a drill has frozen
         self._checkpoints: list[asyncio.Future[bool]] = []
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
@@ -103,6 +114,8 @@ class Desk:
             case ProfileWanted():
                 assignment = self._assignment
                 return await self._traces.record(wanted, -1 if assignment is None else assignment.generation)
+            case DrillWanted():
+                return self._drill(wanted)
             case TraceWanted():
                 return await self._traces.part(wanted)
 
@@ -223,6 +236,31 @@ class Desk:
             if not over.done():
                 over.set_result(taken)
 
+    def _drill(self, wanted: DrillWanted) -> Told:
+        """Signal a rank as anybody could: the launcher does not expect its end."""
+        assignment, pid = self._assignment, self._ranks.pid_of(wanted.rank)
+        generation = assignment.generation if assignment is not None and pid else 0
+        if self._drilled is None:
+            return CannotAnswer(_NO_DRILLS)
+        if problem := drill_problem(wanted, generation):
+            return CannotAnswer(problem)
+        try:
+            os.kill(pid, signal.SIGSTOP if wanted.freeze_s else signal.SIGKILL)
+        except ProcessLookupError:
+            return CannotAnswer(f"rank {wanted.rank} has just ended by itself")
+        if pid in self._thaws:  # it is frozen for the time that was asked for last
+            self._thaws.pop(pid).cancel()
+        if wanted.freeze_s:
+            self._thaws[pid] = asyncio.get_running_loop().call_later(wanted.freeze_s, self._thaw, pid)
+        self._drilled(Remark(wanted.generation, "drill", f"drill by {wanted.by}, pid {pid}: {wanted.deed}"))
+        return Drilled(pid)
+
+    def _thaw(self, pid: int) -> None:
+        del self._thaws[pid]
+        if pid in self._ranks.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     # --- stacks ----------------------------------------------------------------------------------------
 
     async def _stacks(self, wanted: StacksWanted) -> Told:
@@ -232,6 +270,15 @@ class Desk:
         async with self._slow:
             text = without_ours(await stacks_of(pid))
             return Stacks(f"{text}\n\n{await native_stacks(pid)}" if wanted.native else text)
+
+
+def drill_problem(wanted: DrillWanted, running: int) -> str:
+    """Why the rank must not be signalled; empty if it may be. `running`: its generation, 0 without a process."""
+    if not 0 <= wanted.freeze_s <= MOST_WAIT_S:
+        return f"a rank is frozen for at most {MOST_WAIT_S:g} s"
+    if not running or wanted.generation != running:
+        return f"rank {wanted.rank} does not run in generation {wanted.generation} now: nothing was done"
+    return ""
 
 
 def _resident_bytes(pid: int) -> int:

@@ -409,6 +409,7 @@ RANKS = (
         values.choice("on", "off"),
         "record each call of torch.distributed in the ranks; the report of a hang uses this record",
     ),
+    _switch("--allow-drill", "let operators kill and freeze ranks of this node with `ddpctl drill`"),
     _switch(
         "--rank-timers",
         "kill a rank if its torch.distributed.elastic.timer expires; the ranks get the path of the timer pipe in "

@@ -199,6 +199,7 @@ class LaunchSpec:
     preflight: str = "report"  # off, report, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory
     trace_collectives: bool = True
+    allow_drill: bool = False  # `ddpctl drill` may kill and freeze ranks of this node
     topology: str = ""  # "slurm", "nvlink", or the place of this node in the network: "pod1/rack7"
     health_address: tuple[str, int] | None = None
     health_sources: tuple[str, ...] = ()  # "kubernetes", URLs, paths of files

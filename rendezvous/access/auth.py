@@ -3,7 +3,7 @@
     right      agent   operator   viewer
     join         x                          open the stream of an agent
     read         x        x         x       list, get, watch
-    control               x                 drain, resume, resize, restart, abort, checkpoint, profile
+    control               x                 drain, resume, resize, restart, abort, checkpoint, profile, drill
     values       x        x                 values and barriers of scripts
 
 Without a key file there are no tokens: every client that can connect has all rights. Run the service without a key file

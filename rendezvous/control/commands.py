@@ -46,6 +46,7 @@ class Command(StrEnum):
     WHY = "why"
     CHECKPOINT = "checkpoint"
     PROFILE = "profile"
+    DRILL = "drill"
     GET = "get"
     EVENTS = "events"
     WATCH = "watch"
@@ -65,7 +66,7 @@ ALIASES = {"jobs": Command.LIST}
 
 # They need a job that runs. For the others, the default may be the job that ended last.
 _ONLY_RUNNING = (
-    *(Command.TOP, Command.STACKS, Command.CHECKPOINT, Command.PROFILE),
+    *(Command.TOP, Command.STACKS, Command.CHECKPOINT, Command.PROFILE, Command.DRILL),
     *(Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT),
 )
 
@@ -78,6 +79,7 @@ _HELP = {
     Command.WHY: "tell the last failure: its cause and evidence, what was decided, and how long the restart took",
     Command.CHECKPOINT: "ask all ranks for a checkpoint, and wait until they have taken it",
     Command.PROFILE: "record the steps of a rank with torch's profiler, as a trace for Perfetto",
+    Command.DRILL: "kill or freeze a rank, to rehearse; only if the job was started with --allow-drill",
     Command.GET: "show one job as JSON",
     Command.EVENTS: "print the past events of a job, as far as the service has kept them",
     Command.WATCH: "print past events of a job, and new ones until it ends",
@@ -148,7 +150,7 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
     added[Command.RESIZE].add_argument(
         "nodes", type=nodes, help="the number of nodes: N, or MIN:MAX for an elastic job"
     )
-    for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
+    for each in (Command.DRAIN, Command.RESTART, Command.ABORT, Command.DRILL):
         added[each].add_argument(
             "--reason",
             default="",
@@ -161,6 +163,7 @@ def parser(words: Sequence[str] = ()) -> CodedParser:
     _add_why(added[Command.WHY])
     _add_checkpoint(added[Command.CHECKPOINT])
     _add_profile(added[Command.PROFILE])
+    _add_drill(added[Command.DRILL])
     add_completion(commands)
     explain = commands.add_parser(EXPLAIN, help="explain an error code, such as DDP-5004; needs no service")
     explain.add_argument("code", nargs="?", default="", help="the code; without it, the list of all codes")
@@ -287,6 +290,13 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out", default="", metavar="FILE", help="the file to write (default: JOB-rankRANK.trace.json.gz)"
     )
+
+
+def _add_drill(command: argparse.ArgumentParser) -> None:
+    command.add_argument("deed", choices=["kill", "freeze"], help="kill: SIGKILL; freeze: SIGSTOP for a time")
+    command.add_argument("rank", type=rank, help="the global rank")
+    command.add_argument("--for", dest="freeze_s", type=seconds, metavar="TIME", help="frozen (default: 10s)")
+    command.add_argument("--yes", action="store_true", help="do not ask; needed without a terminal")
 
 
 def _shared() -> _Parser:

@@ -55,6 +55,8 @@ from rendezvous.values.questions import (
     CannotAnswer,
     Checkpointed,
     CheckpointWanted,
+    Drilled,
+    DrillWanted,
     LogPieces,
     LogPlace,
     LogStream,
@@ -106,6 +108,8 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
             return await checkpoint(service, arguments)
         case Command.PROFILE:
             return await profile(service, arguments)
+        case Command.DRILL:
+            return await drill(service, arguments)
         case Command.DRAIN | Command.RESUME | Command.RESIZE | Command.RESTART | Command.ABORT:
             await _give(service, command, arguments)
         case _:
@@ -189,7 +193,7 @@ def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
             assert_never(order)
 
 
-# --- commands of ddpctl that make ranks do something: `checkpoint` and `profile` --------------------
+# --- commands of ddpctl that make ranks do something: `checkpoint`, `profile` and `drill` -----------
 
 _MORE_S = 5.0  # than the agent waits
 _PROFILE_MORE_S = 70.0  # for the step that the rank is in, and for writing the file
@@ -255,6 +259,44 @@ async def profile(service: Service, arguments: argparse.Namespace) -> int:
         size = f"{told.steps} steps, {told.size / 1e6:.1f} MB"
         show(f"rank {rank}: {path} ({size}); open it at https://ui.perfetto.dev", arguments.output)
     return 0
+
+
+async def drill(service: Service, arguments: argparse.Namespace) -> int:
+    freezes, rank = arguments.deed == "freeze", arguments.rank
+    if arguments.freeze_s and not freezes:
+        raise BadArgument("--for goes with freeze only", code=Code.CONTRADICTING_OPTIONS)
+    if not arguments.yes and not sys.stdin.isatty():
+        words = "a drill harms the job, and nobody can be asked here: add --yes"
+        raise BadArgument(words, code=Code.INVALID_COMMAND_LINE)
+    name = await job_named(service, arguments.job)
+    job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job.summary
+    what = f"{arguments.deed} rank {rank} of job {name} ({job.world_size} ranks, generation {job.generation})"
+    if not arguments.yes and not await _confirmed(what):
+        warn("nothing was done")
+        return 1
+    freeze_s = (arguments.freeze_s or 10.0) if freezes else 0.0
+    wanted = DrillWanted(rank, job.generation, freeze_s, arguments.reason)
+    ((node, told),) = await inquire(service, name, wanted, ranks=[rank])
+    if isinstance(told, CannotAnswer):
+        warn(f"node {node}: {told.reason}", Code.NOT_POSSIBLE_NOW)
+        return 1
+    assert isinstance(told, Drilled)
+    found = {"job_id": name, "rank": rank, "node": node, "pid": told.pid, "freeze_s": freeze_s}
+    done = f"{what}: done, pid {told.pid} on {printable_lines(node)}"
+    show(found if is_for_programs(arguments.output) else done, arguments.output)
+    return 0
+
+
+async def _confirmed(what: str) -> bool:
+    sys.stderr.write(f"{what}? [y/N] ")
+    sys.stderr.flush()
+    typed = asyncio.Event()
+    asyncio.get_running_loop().add_reader(
+        sys.stdin.fileno(), typed.set
+    )  # a plain read would not end at Ctrl-C
+    await typed.wait()
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 async def _only_answer(

@@ -478,7 +478,7 @@ class Redirect(_message.Message):
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "logged")
+    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace", "step", "logged", "drill")
     ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -488,6 +488,7 @@ class Question(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
+    DRILL_FIELD_NUMBER: _ClassVar[int]
     id: int
     ranks: RanksWanted
     stacks: StacksWanted
@@ -497,10 +498,11 @@ class Question(_message.Message):
     trace: TraceWanted
     step: StepWanted
     logged: LoggedWanted
-    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., logged: _Optional[_Union[LoggedWanted, _Mapping]] = ...) -> None: ...
+    drill: DrillWanted
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ..., step: _Optional[_Union[StepWanted, _Mapping]] = ..., logged: _Optional[_Union[LoggedWanted, _Mapping]] = ..., drill: _Optional[_Union[DrillWanted, _Mapping]] = ...) -> None: ...
 
 class AgentAnswer(_message.Message):
-    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "logged")
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times", "step", "logged", "drilled")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     CANNOT_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +515,7 @@ class AgentAnswer(_message.Message):
     RESTART_TIMES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
+    DRILLED_FIELD_NUMBER: _ClassVar[int]
     id: int
     present: Present
     cannot: CannotAnswer
@@ -525,7 +528,8 @@ class AgentAnswer(_message.Message):
     restart_times: RestartTimes
     step: StepSeen
     logged: LoggedSeen
-    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., logged: _Optional[_Union[LoggedSeen, _Mapping]] = ...) -> None: ...
+    drilled: Drilled
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ..., step: _Optional[_Union[StepSeen, _Mapping]] = ..., logged: _Optional[_Union[LoggedSeen, _Mapping]] = ..., drilled: _Optional[_Union[Drilled, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
     __slots__ = ("agent", "job_id")
@@ -784,6 +788,26 @@ class Checkpointed(_message.Message):
     taken: bool
     took_s: float
     def __init__(self, taken: bool = ..., took_s: _Optional[float] = ...) -> None: ...
+
+class DrillWanted(_message.Message):
+    __slots__ = ("rank", "generation", "freeze_s", "reason", "by")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    generation: int
+    freeze_s: float
+    reason: str
+    by: str
+    def __init__(self, rank: _Optional[int] = ..., generation: _Optional[int] = ..., freeze_s: _Optional[float] = ..., reason: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class Drilled(_message.Message):
+    __slots__ = ("pid",)
+    PID_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    def __init__(self, pid: _Optional[int] = ...) -> None: ...
 
 class ProfileWanted(_message.Message):
     __slots__ = ("rank", "seconds")

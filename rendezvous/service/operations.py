@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -30,6 +31,7 @@ from rendezvous.values.questions import (
     ACTS,
     MOST_WAIT_S,
     CheckpointWanted,
+    DrillWanted,
     ProfileWanted,
     Remark,
 )
@@ -128,6 +130,8 @@ class Operations:
         if isinstance(wanted, ACTS):
             identity.require(Right.CONTROL, request.job_id)
         job = await self._find(request.job_id)
+        if isinstance(wanted, DrillWanted):
+            wanted = replace(wanted, by=_name_of(identity.name))
         if remark := asked_by(_name_of(identity.name), wanted, job.state.generation):
             job.remark(remark)
         with count_open(self._questions, identity):

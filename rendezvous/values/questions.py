@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_LOG_BYTES = 512 * 1024  # of one answer
 MOST_WAIT_S = 600.0  # for an answer
-REMARKS = ("remark", "first-step", "checkpoint", "profile", "logs")  # kinds in the journal
+REMARKS = ("remark", "first-step", "checkpoint", "profile", "logs", "drill")  # kinds in the journal
 LOGS_ARE_IN = "the logs of its ranks are in "  # what a remark of the kind "logs" says, before the folder
 DumpText = Annotated[str, TextLimit(256 * 1024, is_shortened=True)]
 
@@ -235,6 +235,25 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
+class DrillWanted:
+    rank: int
+    generation: int  # in which it is to fail: a request that comes twice must not end its successor
+    freeze_s: float = 0.0  # 0: it is killed
+    reason: ShortenedSentence = ""
+    by: ShortenedSentence = ""  # set by the service
+
+    @property
+    def deed(self) -> str:
+        how = f"frozen for {self.freeze_s:g} s" if self.freeze_s else "killed"
+        return f"rank {self.rank} {how}: {self.reason or 'no reason given'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileWanted:
     rank: int
     seconds: float
@@ -282,8 +301,11 @@ Wanted = (
     | CheckpointWanted
     | ProfileWanted
     | TraceWanted
+    | DrillWanted
 )
-Told = CannotAnswer | RanksSeen | Stacks | StepSeen | LogPieces | Checkpointed | TracePart | LoggedSeen
+Told = (
+    CannotAnswer | RanksSeen | Stacks | StepSeen | LogPieces | Checkpointed | TracePart | LoggedSeen | Drilled
+)
 FromConversation = Told | Present | Remark | RestartTimes
 
-ACTS = (CheckpointWanted, ProfileWanted)  # questions that do more than look
+ACTS = (CheckpointWanted, ProfileWanted, DrillWanted)  # questions that do more than look

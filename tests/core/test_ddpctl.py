@@ -46,6 +46,7 @@ QUESTIONS = {
     Command.WHY,
     Command.CHECKPOINT,
     Command.PROFILE,
+    Command.DRILL,
 }
 
 
