@@ -5,9 +5,12 @@ The state of the script is that of a finished step when it asks for the next bat
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddp.elastic import generators
 from ddp.last_step import step_complete
@@ -25,10 +28,23 @@ from ddp_launch_wings.frameworks.resuming import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _OURS = "ddp_launch.pt"
+
+
+class _Batches:
+    """Those of one epoch. A loop that is left drops its iterator, which notices it."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin: Callable[[], Iterator[Any]] | None = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        begin, self._begin = self._begin, None
+        if begin is None:
+            raise WrongUse("these batches were looped over before. Take those of the next epoch")
+        return begin()
 
 
 class Epochs:
@@ -40,57 +56,100 @@ class Epochs:
         refuse_shards(accelerator)
         self._accelerator, self._skip_first = accelerator, accelerate.skip_first_batches
         self.epoch = self.batches = self.steps = 0
+        self._call = self._resumed_call = 0  # of `over`
+        self._epochs = self._epochs_before = self._steps_before = 0  # of this call, and of earlier ones
+        self._left_for: int | None = None  # the loop was left: the epoch that would be next
         self._drawn, self._steps_in_all = 0, None
+        self._has_stepped = False  # an optimizer, in a step that is not counted yet
         self._micro_step = accelerator.step
         self._at_epoch: dict[str, Any] | None = None
         self._in_epoch = Generators()
         self._resumed: dict[str, Any] | None = None
         self._is_kept = is_first()
+        register_optimizer_step_post_hook(self._note_step)
         if not self._is_kept:
             return
         if path := saved_path():
             accelerator.load_state(path)
             self._resumed = torch.load(f"{path}/{_OURS}", weights_only=True)
             self.epoch, self.batches, self.steps = self._resumed["position"]
+            self._resumed_call, self._epochs_before, self._steps_before = self._resumed["call"]
             accelerator.step = self._micro_step = self._resumed["step of accelerate"]
+            for loader, shuffles in zip(accelerator._dataloaders, self._resumed["shuffles"], strict=False):
+                if shuffles is not None:
+                    loader.synchronized_generator.set_state(shuffles)
         register(self._save, folder or accelerator.project_dir or ".")
         self._follow_log()
 
-    def over(self, loader: Any, epochs: int) -> Iterator[tuple[int, Iterator[Any]]]:
-        """Each epoch with its number and its batches: `for epoch, batches in kept.over(loader, 10):`."""
+    def over(self, loader: Any, epochs: int) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Each epoch with its number and its batches: `for epoch, batches in kept.over(loader, 10):`.
+
+        Each call has epochs of its own, from 0. After a restart, calls and epochs that were finished yield nothing.
+        """
+        self._call += 1
+        if self._call < self._resumed_call:
+            return
+        if self._call > max(1, self._resumed_call):
+            self._epochs_before += self.epoch + 1
+            self._steps_before, self.epoch = self.steps, 0
+        self._epochs = epochs
         per_step = self._accelerator.gradient_accumulation_steps
-        self._steps_in_all = epochs * -(-len(loader) // per_step) if hasattr(loader, "__len__") else None
+        is_known = hasattr(loader, "__len__")
+        self._steps_in_all = self._steps_before + epochs * -(-len(loader) // per_step) if is_known else None
         for epoch in range(self.epoch, epochs):
             if self._resumed is None:
-                self.epoch, self.batches, self._at_epoch = epoch, 0, None
-            yield epoch, self._batches_of(loader)
+                self._begin_epoch(epoch)
+            try:
+                yield epoch, _Batches(functools.partial(self._batches_of, loader))
+            except GeneratorExit:
+                self._left_for = epochs
+                raise
+            self._count_if_stepped()
 
     def step_complete(self) -> None:
         """Call this after the schedulers, before other communication: then a failure of that loses no step either."""
         if self._drawn > self.batches and self._accelerator.sync_gradients:
-            self.batches, self.steps = self._drawn, self.steps + 1
-            self._micro_step = self._accelerator.step
-            self._in_epoch.forget()
-            if self._is_kept:
-                step_complete()
-                status(f"epoch {self.epoch}", step=self.steps, total=self._steps_in_all)
+            self._count()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.batches, self._drawn = epoch, 0, 0
+        self._at_epoch = self._left_for = None
+
+    def _note_step(self, optimizer: Any, *_: Any) -> None:
+        self._has_stepped |= any(each.optimizer is optimizer for each in self._accelerator._optimizers)
+
+    def _count(self) -> None:
+        self._take_position()
+        if self._is_kept:
+            step_complete()
+            status(f"epoch {self.epoch}", step=self.steps, total=self._steps_in_all)
+
+    def _count_if_stepped(self) -> None:
+        """The loop was left, anywhere in a batch."""
+        if self._has_stepped:
+            self._count()
+
+    def _take_position(self) -> None:
+        self._has_stepped = False
+        self.batches, self.steps = self._drawn, self.steps + 1
+        self._micro_step = self._accelerator.step
+        self._in_epoch.forget()
 
     def _batches_of(self, loader: Any) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self.epoch)
-        synchronized = getattr(loader, "synchronized_generator", None)
+            loader.set_epoch(self._epochs_before + self.epoch)
+        shuffles = getattr(loader, "synchronized_generator", None)
         if resumed is not None and resumed["at epoch"] is None:  # the failure came before the first batch
             generators.set(resumed["generators"])
             resumed = None
         if resumed is None:
-            own = None if synchronized is None else synchronized.get_state()
-            self._at_epoch = {"generators": generators.get(), "synchronized": own}
+            self._at_epoch = {"generators": generators.get(), "shuffles": _shuffles(loader)}
         else:
             began = self._at_epoch = resumed["at epoch"]
             generators.set(began["generators"])
-            if synchronized is not None:
-                synchronized.set_state(began["synchronized"])
+            if shuffles is not None:
+                shuffles.set_state(began["shuffles"])
             loader = self._skip_first(loader, self.batches)
         self._drawn = self.batches
         for batch in loader:
@@ -101,18 +160,31 @@ class Epochs:
             if self._drawn == self.batches:  # else its gradients are added to those of earlier ones
                 self._in_epoch.hold()
             self._drawn += 1
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:  # `break`, or an error
+                self._count_if_stepped()
+                self._left_for = self.epoch + 1
+                raise
         self.step_complete()
 
     def _save(self, path: Path) -> None:
         accelerator = self._accelerator
         accelerator.project_configuration.automatic_checkpoint_naming = False
+        if self._has_stepped:
+            if all(each.training for each in accelerator._models):
+                raise RuntimeError("the failure came in a batch that has already made an optimizer step")
+            self._take_position()  # in an evaluation after it
+        if self._left_for is not None and not hasattr(sys, "last_value"):  # left by `break`, not by an error
+            self._begin_epoch(self._left_for)
         is_at_first = self._at_epoch is not None and not self.batches and not self._in_epoch.is_held
         ours = {
             "position": (self.epoch, self.batches, self.steps),
+            "call": (self._call, self._epochs_before, self._steps_before),
             "step of accelerate": self._micro_step,
             "generators": None if is_at_first else self._in_epoch.bring_back(),
             "at epoch": self._at_epoch,
+            "shuffles": list(map(_shuffles, accelerator._dataloaders)),
         }
         world_size = accelerator.num_processes
 
@@ -130,3 +202,9 @@ class Epochs:
             given(values, step, *args, **kwargs)
 
         self._accelerator.log = logged
+
+
+def _shuffles(loader: Any) -> torch.Tensor | None:
+    """The state of the generator with which all ranks shuffle alike, if this loader has one."""
+    made = getattr(loader, "synchronized_generator", None)
+    return None if made is None else made.get_state()

@@ -111,9 +111,17 @@ class LightningHooks:
         is_known = trainer.max_steps > 0 or trainer.accumulate_grad_batches == 1
         known = int(total) if is_known and 0 < total < math.inf else None
         status(f"epoch {trainer.current_epoch}", step=self._step, total=known)
-        if trainer.is_global_zero and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
-            self._logged_at = time.monotonic()
-            log(_numbers(trainer, outputs), step=self._step)
+        if trainer.strategy.root_device.type == "cpu" or time.monotonic() - self._logged_at >= _LOG_EVERY_S:
+            self._log(outputs)
+
+    def _log(self, outputs: Any = None) -> None:
+        self._logged_at = time.monotonic()
+        if self._trainer.is_global_zero:
+            log(_numbers(self._trainer, outputs), step=self._step)
+
+    def on_train_end(self, *_: Any) -> None:
+        if self._trainer is not None:
+            self._log()
 
     def on_validation_batch_start(self, *_: Any) -> None:
         if self._trainer is not None:

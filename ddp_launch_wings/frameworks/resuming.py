@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp.elastic import generators
+from ddp.elastic.files import lease
 from ddp.last_step import on_failure, resume_path
 from ddp.telemetry import status_page
 from ddp.telemetry.coded import WrongUse
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _REPLICATED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU"}
+
+_ADVICE = "Two jobs would replace each other's last step. Give attach() or LightningCallback() another folder= in one"
 
 
 def is_launched() -> bool:
@@ -46,8 +49,17 @@ def saved_path() -> str | None:
 
 
 def register(save: Callable[[Path], None], folder: str | os.PathLike[str]) -> None:
-    def save_last_step(_reason: str) -> Path:
-        path = _free_place(Path(folder) / "ddp-launch")
+    place = (Path(folder) / "ddp-launch").absolute()
+    held = lease.take(place, lease.this_process(), _ADVICE) if os.environ.get("RANK") == "0" else None
+    parent = next(each for each in place.parents if each.exists())
+    if os.environ.get("LOCAL_RANK") == "0" and not (parent.is_dir() and os.access(parent, os.W_OK)):
+        sys.stderr.write(
+            f"ddp.integrations: nothing can be written in {parent}, so a failure will cost all steps since the last "
+            "checkpoint. Give attach() or LightningCallback() another folder=\n"
+        )
+
+    def save_last_step(_reason: str, _held: object = held) -> Path:
+        path = _free_place(place)
         save(path)
         return path
 

@@ -148,7 +148,9 @@ WINGS_NEED = {
     "inspection": needs(
         "ddp.elastic.commits ddp.elastic.files ddp.elastic.images.image ddp.telemetry.coded", "torch"
     ),
-    "frameworks": needs("ddp.elastic.generators ddp.last_step ddp.telemetry", "torch"),
+    "frameworks": needs(
+        "ddp.elastic.files.lease ddp.elastic.generators ddp.last_step ddp.telemetry", "torch"
+    ),
     "diagnostics": needs("ddp.reducer ddp.telemetry", "torch"),
     "health_sources": needs("launcher.machine.xids launcher.sources rendezvous.values.late_dataclass"),
     "hosts": needs(
@@ -431,7 +433,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 # lines in 260 files.
 MOST_HOUSE_LINES = 68_052
 MOST_HOUSE_FILES = 308
-MOST_WING_LINES = 17_562
+MOST_WING_LINES = 17_621
 MOST_WING_FILES = 93
 # The tests, and of these what is no file of tests. Both may only fall; the goals are 68,000 and 20,000.
 MOST_TEST_LINES = 93_000

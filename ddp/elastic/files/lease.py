@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _RENEW_S, _WATCH_S, _STALE_S = 5.0, 20.0, 60.0
 _LOOK_EVERY_S = 0.2
 _HELD = (errno.EACCES, errno.EAGAIN)
+_OF_COMMITS = (
+    "Two jobs would resume from each other's commits and remove them. Use another folder, or State(start_from=...) to "
+    "begin from a commit there. If you mean it: State(shares_folder=True)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,7 @@ class FolderLease:
         self._over = threading.Event()
         self.release = weakref.finalize(self, _release, fd, self._over, os.getpid())
         self.release.atexit = False  # the kernel does it
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread can be started: the lock still counts on this machine
+        with contextlib.suppress(RuntimeError):  # without a thread, the lock still counts on this machine
             threading.Thread(target=_renew, args=(fd, self._over), name="ddp-lease", daemon=True).start()
 
 
@@ -78,7 +80,7 @@ def _release(fd: int, over: threading.Event, pid: int) -> None:
         os.close(fd)
 
 
-def take(folder: Path, holder: LeaseHolder) -> FolderLease | None:
+def take(folder: Path, holder: LeaseHolder, advice: str = _OF_COMMITS) -> FolderLease | None:
     """Take the lease. None: another process of this job has it, or the folder cannot be written.
 
     WrongUse: another job has it.
@@ -94,9 +96,7 @@ def take(folder: Path, holder: LeaseHolder) -> FolderLease | None:
         if (knows_locks and not has_lock) or _is_renewed(fd, beside):
             os.close(fd)
             raise WrongUse(
-                f"the job {other.job} (process {other.pid} on {other.host}) runs and uses the folder {folder}. Two "
-                "jobs would resume from each other's commits and remove them. Use another folder, or "
-                "State(start_from=...) to begin from a commit there. If you mean it: State(shares_folder=True)"
+                f"the job {other.job} (process {other.pid} on {other.host}) runs and uses the folder {folder}. {advice}"
             )
     if is_same_job and knows_locks and not has_lock:
         os.close(fd)

@@ -34,6 +34,8 @@ ALL = pytest.mark.parametrize("program", [LIGHTNING, TRAINER, ACCELERATE])
 
 _JOB_S = 220.0  # four times the start of a framework, on a machine that others use as well
 
+pytestmark = pytest.mark.timeout(2 * _JOB_S + 60.0)  # most play two jobs
+
 Losses = dict[tuple[int, int], float]
 
 
@@ -101,7 +103,7 @@ def assert_the_same(said: Said, calm: Said) -> None:
     assert len(all_losses) - len(losses) <= 2 * len(said.begun())
 
 
-def death(rank: int, step: int, after_s: float) -> dict[str, Any]:
+def death(rank: int, step: int | str, after_s: float) -> dict[str, Any]:
     return {"rank": rank, "step": step, "after_s": after_s}
 
 
@@ -130,6 +132,35 @@ def test_deaths_at_random_instants(
     start: Callable[..., Launched], program: str, seed: int, accumulate: int
 ) -> None:
     kill_and_compare(start, program, seed, accumulate=accumulate)
+
+
+# In the first, second and third batch of an optimizer step, within the optimizer, and after it.
+_POINTS = [
+    (3, "begin"),
+    (4, "forward"),
+    (5, "backward"),
+    (5, "optimizer"),
+    (5, "stepped"),
+    (4, "begin"),
+    (3, "backward"),
+]
+
+
+@NIGHTLY
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("points", [_POINTS[:4], _POINTS[4:]])
+@ALL
+def test_deaths_at_each_point_of_an_accumulation(
+    start: Callable[..., Launched], program: str, points: list[tuple[int, str]], holds: bool
+) -> None:
+    deaths = {
+        str(1 + n): {"rank": n % 2, "batch": batch, "where": where, "holds": holds}
+        for n, (batch, where) in enumerate(points)
+    }
+    calm = played(start(program, accumulate=3))
+    said = played(start(program, accumulate=3, at=deaths))
+    assert_the_same(said, calm)
+    assert said.job.stderr().count("saved the state after") == len(points), said.job.stderr()
 
 
 @NIGHTLY
@@ -171,6 +202,31 @@ def test_the_status_shows_steps_loss_and_samples(start: Callable[..., Launched],
 
     text = eventually(lambda: (found := shown()) and "loss" in found and found)
     assert "step 12," in text
+    assert program == TRAINER or "(rank 0, step 12)" in text
+    assert program == ACCELERATE or "samples" in text
+    (job.there / "go-on").touch()
+    assert job.wait() == 0, job.stderr()
+
+
+@NIGHTLY
+def test_accelerate_with_loops_that_are_left_and_a_second_one(start: Callable[..., Launched]) -> None:
+    """Two calls of `over`, and `break` after five of twelve batches, in 3 epochs each."""
+    plan = {"calls": 2, "leaves_after": 4}
+    calm = played(start(ACCELERATE, **plan))
+    assert max(each["step"] for each in calm.lines("loss")) == 2 * 3 * 5 - 1
+    places = ("evaluation 1", 13, "evaluation 1")  # the last one is in the second call
+    deaths = {str(1 + n): death(n % 2, place, 0) for n, place in enumerate(places)}
+    said = played(start(ACCELERATE, die=deaths, **plan))
+    assert_the_same(said, calm)
+    assert said.begun() == [10, 13, 25]
+
+
+def test_a_second_job_with_the_folder_of_another_is_told(start: Callable[..., Launched]) -> None:
+    job = start(ACCELERATE, "--rdzv-id", "the-first", stop_at=2)
+    eventually(lambda: len(Said(job).lines("waits")) == 2)
+    second = start(ACCELERATE, folder=json.loads(job.env["PLAN"])["folder"])
+    assert second.wait(_JOB_S) == 1
+    assert re.search(r"the job the-first \(process \d+ on .*folder= in one", second.stderr()), second.stderr()
     (job.there / "go-on").touch()
     assert job.wait() == 0, job.stderr()
 

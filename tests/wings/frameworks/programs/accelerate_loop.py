@@ -3,7 +3,7 @@
 import accelerate
 import torch
 from accelerate import Accelerator
-from kills import PLAN, begin_step, data, end, net, say
+from kills import PLAN, begin_batch, begin_step, data, end, net, say
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
@@ -17,18 +17,29 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 loader = DataLoader(data(), batch_size=4, shuffle=True)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 kept = ddp.integrations.attach(accelerator, PLAN.get("folder"))
-for _epoch, batches in kept.over(loader, 3):
-    for inputs, targets in batches:
-        begin_step(kept.steps)
-        with accelerator.accumulate(model):
-            loss = mse_loss(model(inputs), targets)
-            accelerator.backward(loss)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        if accelerator.sync_gradients:
-            kept.step_complete()
-            say(what="loss", step=kept.steps - 1, loss=loss.item())
-            mean = accelerator.gather(loss.detach()).mean()
-            accelerator.log({"loss": mean.item()}, step=kept.steps)
+leaves_after = PLAN.get("leaves_after")
+for _call in range(PLAN.get("calls", 1)):
+    for epoch, batches in kept.over(loader, 3):
+        model.train()
+        for inputs, targets in batches:
+            step, batch = kept.steps, kept.batches
+            begin_step(step)
+            begin_batch()
+            with accelerator.accumulate(model):
+                loss = mse_loss(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                if leaves_after is None:
+                    kept.step_complete()
+                    mean = accelerator.gather(loss.detach()).mean()
+                    accelerator.log({"loss": mean.item()}, step=kept.steps)
+                say(what="loss", step=step, loss=loss.item())
+            if batch == leaves_after:
+                break
+        begin_step(f"evaluation {epoch}")
+        model.eval()
+        model(inputs)
 end(accelerator.unwrap_model(model))

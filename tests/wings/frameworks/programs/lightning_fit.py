@@ -3,7 +3,7 @@
 import importlib
 
 import torch
-from kills import PLAN, begin_step, data, end, net, say
+from kills import PLAN, begin_batch, begin_step, data, end, net, say
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
@@ -20,6 +20,7 @@ class Regression(pl.LightningModule):
     def training_step(self, batch, index):
         if index % PLAN.get("accumulate", 1) == 0:
             begin_step(self.global_step)
+        begin_batch()
         loss = mse_loss(self.net(batch[0]), batch[1])
         say(what="loss", step=self.trainer.fit_loop.total_batch_idx, loss=loss.item())
         self.log("loss", loss)

@@ -2,7 +2,7 @@
 
 import torch
 import transformers
-from kills import PLAN, begin_step, end, say
+from kills import PLAN, begin_batch, begin_step, end, has_points, say
 from torch.utils.data import Dataset
 
 import ddp
@@ -26,6 +26,12 @@ class Steps(transformers.TrainerCallback):
             say(what="loss", step=state.global_step - 1, loss=logs["loss"])
 
 
+class Counted(transformers.Trainer):
+    def training_step(self, *args, **kwargs):
+        begin_batch()
+        return super().training_step(*args, **kwargs)
+
+
 transformers.set_seed(7)
 model = transformers.GPT2LMHeadModel(
     transformers.GPT2Config(
@@ -45,7 +51,7 @@ settings = transformers.TrainingArguments(
     disable_tqdm=True,
     seed=7,
 )
-trainer = transformers.Trainer(model, settings, train_dataset=Counting(), callbacks=[Steps()])
+trainer = Counted(has_points(model), settings, train_dataset=Counting(), callbacks=[Steps()])
 ddp.integrations.attach(trainer)
 trainer.train()
 end(model)
