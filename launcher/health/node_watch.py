@@ -38,8 +38,7 @@ from launcher.machine.xids import Xid, short_bus
 from launcher.output.lines import printable
 from launcher.settings.spec import timer_file
 from launcher.sources import Opinion, SourceFailed
-from launcher.template import scratch, tree
-from launcher.template.cgroup import folders as folders_of
+from launcher.template import cgroup, scratch, tree
 from launcher.template.contracts import EXCLUDE_NODE
 from launcher.template.tree import process_stat
 from rendezvous.service.web import Web
@@ -325,18 +324,9 @@ class Node:
 
     def __init__(self, disks: Sequence[str] = (), poll: Poll | None = None, *, root: str = "") -> None:
         self._root, self._disks, self._poll = root, tuple(disks), poll
-        self._memory_folders = self._upwards("memory")
-        self._cpu_folders = self._upwards("cpu")
+        self._memory_folders = cgroup.upwards("memory", root)
+        self._cpu_folders = cgroup.upwards("cpu", root)
         self._gpus = open_gpus()
-
-    def _upwards(self, controller: str) -> list[str]:
-        """List the folders from the agent's own cgroup up to the outermost visible one."""
-        folders: list[str] = []
-        for folder in folders_of("self", controller):
-            while os.path.exists(os.path.join(self._root + folder, "cgroup.procs")):
-                folders.append(self._root + folder)
-                folder = os.path.dirname(folder)
-        return folders
 
     def read(self) -> NodeReading:
         return NodeReading(
@@ -356,7 +346,7 @@ class Node:
     # --- memory --------------------------------------------------------------------------------------
 
     def _memories(self) -> Iterator[MemoryUse]:
-        machine = _table(f"{self._root}/proc/meminfo")
+        machine = cgroup.counts_in(f"{self._root}/proc/meminfo")
         total = machine.get("MemTotal:", 0) << 10
         kills = 0
         for folder in self._memory_folders:
@@ -377,20 +367,17 @@ class Node:
         return 0.0
 
     def _swapped(self) -> int:
-        counts = _table(f"{self._root}/proc/vmstat")
+        counts = cgroup.counts_in(f"{self._root}/proc/vmstat")
         return (counts.get("pswpin", 0) + counts.get("pswpout", 0)) * _PAGE_BYTES
 
     # --- CPU -----------------------------------------------------------------------------------------
 
     def _throttling(self) -> Throttling | None:
         for folder in self._cpu_folders:
-            words = _read(f"{folder}/cpu.max").split()
-            if not words:
-                words = [_read(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
-            if not all(word.isdecimal() for word in words):
-                continue  # "max", or -1: no quota here
-            counts = _table(f"{folder}/cpu.stat")
-            cpus, used_s = int(words[0]) / int(words[1]), counts.get("usage_usec", 0) / 1e6
+            if (cpus := cgroup.cpu_limit(folder)) is None:
+                continue
+            counts = cgroup.counts_in(f"{folder}/cpu.stat")
+            used_s = counts.get("usage_usec", 0) / 1e6
             return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), cpus, used_s)
         return None
 
@@ -439,17 +426,12 @@ class Node:
 
 def _of_cgroup(folder: str, machine: int) -> MemoryUse | None:
     """Return None if the cgroup has no limit below the machine's memory."""
-    second = os.path.exists(f"{folder}/memory.max")
-    limit = _read(f"{folder}/{'memory.max' if second else 'memory.limit_in_bytes'}").strip()
-    if not limit.isdecimal() or not 0 < int(limit) < machine:
+    found = cgroup.memory_limit(folder)
+    if found is None or found[0] >= machine:
         return None
-    used = _read(f"{folder}/{'memory.current' if second else 'memory.usage_in_bytes'}").strip()
-    counts = _table(f"{folder}/memory.stat")
-    droppable = ("inactive_file", "slab_reclaimable") if second else ("total_inactive_file",)
-    kills = _table(f"{folder}/{'memory.events' if second else 'memory.oom_control'}").get("oom_kill", 0)
-    taken = int(used) if used.isdecimal() else 0
-    free = sum(counts.get(name, 0) for name in droppable)
-    return MemoryUse("the cgroup's limit", max(0, taken - free), int(limit), kills)
+    files = ("memory.events", "memory.oom_control")
+    kills = max(cgroup.counts_in(f"{folder}/{name}").get("oom_kill", 0) for name in files)
+    return MemoryUse("the cgroup's limit", found[1], found[0], kills)
 
 
 def _disks(paths: Sequence[str]) -> Iterator[Disk]:
@@ -457,12 +439,6 @@ def _disks(paths: Sequence[str]) -> Iterator[Disk]:
         with suppress(OSError):
             found = os.statvfs(path)
             yield Disk(path, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
-
-
-def _table(path: str) -> dict[str, int]:
-    """Read a file whose lines begin with a name and a number."""
-    pairs = (line.split() for line in _read(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
 
 
 def _read(path: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import _ddp_launch_entry as doors
 from launcher.machine import gpu_reading
 from launcher.machine.small_files import names_in, text_of
-from launcher.template.cgroup import memberships, upwards
+from launcher.template import cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,34 +166,8 @@ def usable_cpus(root: str = "/") -> int:
 
 def cpu_quota(root: str = "/") -> float | None:
     """The lowest CPU quota of our cgroup and its ancestors, in CPUs."""
-    limits: list[float] = []
-    for controllers, path in memberships("self", root):
-        if not controllers:
-            mounts = ["sys/fs/cgroup"]
-        elif "cpu" in controllers:
-            mounts = [f"sys/fs/cgroup/{','.join(controllers)}", "sys/fs/cgroup/cpu"]
-        else:
-            continue
-        for mount in mounts:
-            limits += _limits(os.path.join(root, mount), path)
-    return min(limits, default=None)
-
-
-def _limits(mount: str, path: str) -> list[float]:
-    folders = upwards(mount, path)
-    texts = [text_of(os.path.join(folder, "cpu.max")) for folder in folders]
-    texts += [
-        text_of(os.path.join(folder, "cpu.cfs_quota_us"))
-        + " "
-        + text_of(os.path.join(folder, "cpu.cfs_period_us"))
-        for folder in folders
-    ]
-    pairs = [text.split() for text in texts]
-    return [int(pair[0]) / int(pair[1]) for pair in pairs if len(pair) == 2 and _is_limit(*pair)]
-
-
-def _is_limit(quota: str, period: str) -> bool:
-    return quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0  # else "max" or -1
+    limits = map(cgroup.cpu_limit, cgroup.upwards("cpu", root.rstrip("/")))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _entries(folder: str) -> int:

@@ -53,7 +53,7 @@ from launcher.settings.config import Settings, unknown_variables
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.sources import SourceFailed
 from launcher.stop_requests import unless_stopped
-from launcher.template.cgroup import memberships, upwards
+from launcher.template import cgroup
 from launcher.template.torch_release import too_old
 from rendezvous.values.contracts import CANNOT_RUN, INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
@@ -85,52 +85,18 @@ if TYPE_CHECKING:
 
 _SHM = "/dev/shm"
 _SIOCGIFFLAGS, _SIOCGIFMTU, _IFF_UP = 0x8913, 0x8921, 0x1
-_NO_LIMIT = 1 << 60  # cgroups of version 1 report such a number if there is no limit
 
 
 # --- memory ------------------------------------------------------------------------------------------
 
 
 def memory(root: str = "/") -> Memory:
-    told = {}
-    for line in text_of(os.path.join(root, "proc/meminfo")).splitlines():
-        name, _, value = line.partition(":")
-        words = value.split()
-        if words and words[0].isdecimal():
-            told[name] = int(words[0]) * KB
-    limit, used = _group_memory(root)
-    return Memory(told.get("MemTotal", 0), told.get("MemAvailable", told.get("MemFree", 0)), limit, used)
-
-
-def _group_memory(root: str) -> tuple[int | None, int]:
-    """The lowest limit of our cgroup and its ancestors, and the used memory that the kernel cannot reclaim."""
-    tightest: tuple[int | None, int] = (None, 0)
-    for controllers, path in memberships("self", root):
-        if controllers and "memory" not in controllers:
-            continue
-        mount = os.path.join(root, "sys/fs/cgroup", *(["memory"] if controllers else []))
-        names = _VERSION_1 if controllers else _VERSION_2
-        for folder in upwards(mount, path):
-            limit, used = _limit_in(folder, *names)
-            if limit is not None and (tightest[0] is None or limit - used < tightest[0] - tightest[1]):
-                tightest = (limit, used)
-    return tightest
-
-
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-
-
-def _limit_in(folder: str, limit_name: str, used_name: str, cache_name: str) -> tuple[int | None, int]:
-    text, used = (text_of(os.path.join(folder, name)).strip() for name in (limit_name, used_name))
-    if not text.isdecimal() or not used.isdecimal() or int(text) >= _NO_LIMIT:
-        return None, 0
-    cached = 0
-    for line in text_of(os.path.join(folder, "memory.stat")).splitlines():
-        name, _, value = line.partition(" ")
-        if name == cache_name and value.isdecimal():
-            cached = int(value)
-    return int(text), max(0, int(used) - cached)
+    root = root.rstrip("/")
+    told = cgroup.counts_in(f"{root}/proc/meminfo")
+    limits = filter(None, map(cgroup.memory_limit, cgroup.upwards("memory", root)))
+    limit, used = min(limits, key=lambda each: each[0] - each[1], default=(None, 0))
+    total, free = (told.get(name, 0) * KB for name in ("MemTotal:", "MemAvailable:"))
+    return Memory(total, free, limit, used)
 
 
 def shared_memory() -> SharedMemory | None:

@@ -93,10 +93,10 @@ class CgroupMembership(NamedTuple):
     path: str  # within the hierarchy, as the process's cgroup namespace shows it
 
 
-def memberships(process: int | str = "self", root: str = "/") -> list[CgroupMembership]:
+def memberships(process: int | str = "self", root: str = "") -> list[CgroupMembership]:
     """Return [] if the process has ended, or on a system without cgroups. `root` is put before /proc (for tests)."""
     found = []
-    for line in _lines(os.path.join(root, f"proc/{process}/cgroup")):
+    for line in _lines(f"{root}/proc/{process}/cgroup"):
         _number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon:
@@ -104,11 +104,11 @@ def memberships(process: int | str = "self", root: str = "/") -> list[CgroupMemb
     return found
 
 
-def folders(process: int | str, controller: str) -> list[str]:
+def folders(process: int | str, controller: str, root: str = "") -> list[str]:
     """Return the cgroup folders of the process in hierarchies that may have this controller."""
-    mine = memberships(process)
+    mine = memberships(process, root)
     found = []
-    for mount in _mounts():
+    for mount in _mounts(root):
         if mount.kind == "cgroup2":
             found += [_path_inside(mount, each.path) for each in mine if not each.controllers]
         elif controller in mount.options:
@@ -121,13 +121,18 @@ def unified_folder() -> str:
     return next((folder for folder in folders("self", "") if folder), "")
 
 
-def upwards(mount: str, path: str) -> list[str]:
-    """Return the cgroup and its ancestors.
+def upwards(controller: str, root: str = "") -> list[str]:
+    """Return the folders of our own cgroups and their ancestors, up to the outermost visible ones.
 
-    In a container `path` may be the path on the host, which does not exist, so the mount itself is always included.
+    In a container the own one may have its path on the host, which does not exist.
     """
-    parts = [part for part in path.split("/") if part]
-    return [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
+    found = []
+    for folder in folders("self", controller, root):
+        while len(folder) > 1:
+            if os.path.exists(f"{root}{folder}/cgroup.procs"):
+                found.append(root + folder)
+            folder = os.path.dirname(folder)
+    return found
 
 
 class _Mount(NamedTuple):
@@ -137,9 +142,9 @@ class _Mount(NamedTuple):
     options: tuple[str, ...]
 
 
-def _mounts() -> list[_Mount]:
+def _mounts(root: str) -> list[_Mount]:
     found = []
-    for line in _lines("/proc/self/mountinfo"):
+    for line in _lines(f"{root}/proc/self/mountinfo"):
         mount, _, source = line.partition(" - ")
         words, (kind, *rest) = mount.split(), source.split() or [""]
         if kind in ("cgroup", "cgroup2") and len(words) > 4:
@@ -161,47 +166,57 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-# --- memory ----------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------
 #
-# How much memory this process may still use: of the machine, and of its cgroups (either version).
+# How much memory and CPU time this process may use: of the machine, and of its cgroups (either version).
 
-_LIMIT_AND_USED = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+_NO_LIMIT = 1 << 60  # cgroups of version 1 report such a number if there is no limit
+_MEMORY = (
+    ("memory.max", "memory.current", ("inactive_file", "slab_reclaimable")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file",)),
 )
+
+
+def memory_limit(folder: str) -> tuple[int, int] | None:
+    """Return the limit of a cgroup, and the used memory that the kernel cannot reclaim; None without a limit."""
+    for limit, used, droppable in _MEMORY:
+        most, now = (_number(f"{folder}/{name}") for name in (limit, used))
+        if 0 < most < _NO_LIMIT:
+            counts = counts_in(f"{folder}/memory.stat")
+            return most, max(0, now - sum(counts.get(name, 0) for name in droppable))
+    return None
+
+
+def cpu_limit(folder: str) -> float | None:
+    """Return the quota of a cgroup in CPUs."""
+    quota, _, period = "".join(_lines(f"{folder}/cpu.max")).partition(" ")
+    numbers = (
+        [int(each) for each in (quota, period)]
+        if quota.isdecimal() and period.isdecimal()
+        else [_number(f"{folder}/cpu.cfs_{each}_us") for each in ("quota", "period")]
+    )
+    return numbers[0] / numbers[1] if min(numbers) > 0 else None
 
 
 def free_bytes() -> int:
     """Return 0 if nothing can be read."""
-    found = [_counts("/proc/meminfo").get("MemAvailable:", 0) << 10]
-    for folder in folders("self", "memory"):
-        while os.path.exists(os.path.join(folder, "cgroup.procs")):
-            found.extend(_free_in(folder))
-            folder = os.path.dirname(folder)
-    return min(found)
+    limits = filter(None, map(memory_limit, upwards("memory")))
+    available = counts_in("/proc/meminfo").get("MemAvailable:", 0) << 10
+    return min([available, *(limit - used for limit, used in limits)])
 
 
 def own_bytes() -> int:
     """Return the memory of this process; of pages that it shares with others, its part."""
-    return _counts("/proc/self/smaps_rollup").get("Pss:", 0) << 10
-
-
-def _free_in(folder: str) -> list[int]:
-    for limit, used, droppable in _LIMIT_AND_USED:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            most, now = (_number(os.path.join(folder, name)) for name in (limit, used))
-            return [most - now + _counts(os.path.join(folder, "memory.stat")).get(droppable, 0)]
-    return []
+    return counts_in("/proc/self/smaps_rollup").get("Pss:", 0) << 10
 
 
 def _number(path: str) -> int:
-    with open(path) as file:
-        return int(file.read())
+    """Return 0 if there is no such number: no file, "max" or -1."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else 0
 
 
-def _counts(path: str) -> dict[str, int]:
+def counts_in(path: str) -> dict[str, int]:
     """Return the numbers of a file with a name and a number in each line."""
-    with contextlib.suppress(OSError), open(path) as file:
-        words = [line.split() for line in file]
-        return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
-    return {}
+    words = (line.split() for line in _lines(path))
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}

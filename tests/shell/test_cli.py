@@ -319,8 +319,12 @@ def test_gpus_are_counted_from_the_drivers(tmp_path: Path) -> None:
     ],
 )
 def test_control_groups_limit_the_cpus(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    mounts = (("", "cgroup2", ""), ("/cpu,cpuacct", "cgroup", ",cpu,cpuacct"), ("/cpu", "cgroup", ",cpu"))
+    lines = [f"3 1 0:6 / /sys/fs/cgroup{at} rw - {kind} cgroup rw{names}\n" for at, kind, names in mounts]
+    write(tmp_path / "proc/self/mountinfo", "".join(lines))
     for name, text in files.items():
         write(tmp_path / name, text)
+        write((tmp_path / name).parent / "cgroup.procs", "")
     assert cpu_quota(str(tmp_path)) == quota
     assert 1 <= usable_cpus(str(tmp_path)) <= len(os.sched_getaffinity(0))
 

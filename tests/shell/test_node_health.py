@@ -17,7 +17,6 @@ from ports import free_port
 
 from launcher.health.node_health import MIB, MemoryUse, Nic, Throttling
 from launcher.health.node_watch import Node
-from launcher.template.cgroup import folders as folders_of
 from rendezvous.service.web import Web
 
 if TYPE_CHECKING:
@@ -170,8 +169,7 @@ def test_a_slow_rank_is_named_on_the_terminal_while_it_runs(launch: Launch) -> N
 
 
 def test_what_is_read_of_a_node(tmp_path: Path) -> None:
-    folders = folders_of("self", "memory") or pytest.skip("no cgroup is to be seen here")
-    limited = Path(f"{tmp_path}{folders[0]}")
+    group = "/sys/fs/cgroup/mine"
     files = {
         "/proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n",
         "/proc/vmstat": "pswpin 3\npswpout 4\n",
@@ -184,16 +182,17 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
         "/sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "100\n",
         "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
         "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error": "7\n",
-        f"{folders[0]}/cgroup.procs": "",
-        f"{folders[0]}/memory.max": f"{100 * MIB}\n",
-        f"{folders[0]}/memory.current": f"{90 * MIB}\n",
-        f"{folders[0]}/memory.stat": f"anon {50 * MIB}\ninactive_file {10 * MIB}\n",
-        f"{folders[0]}/memory.events": "oom 3\noom_kill 2\n",
-        f"{folders[0]}/memory.pressure": "some avg10=9.00\nfull avg10=2.50 avg60=0.00 avg300=0.00 total=1\n",
+        "/proc/self/cgroup": "0::/mine\n",
+        "/proc/self/mountinfo": "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n",
+        f"{group}/cgroup.procs": "",
+        f"{group}/cpu.max": "150000 100000\n",
+        f"{group}/cpu.stat": "usage_usec 2500000\nnr_periods 40\nnr_throttled 10\n",
+        f"{group}/memory.max": f"{100 * MIB}\n",
+        f"{group}/memory.current": f"{90 * MIB}\n",
+        f"{group}/memory.stat": f"anon {50 * MIB}\ninactive_file {10 * MIB}\n",
+        f"{group}/memory.events": "oom 3\noom_kill 2\n",
+        f"{group}/memory.pressure": "some avg10=9.00\nfull avg10=2.50 avg60=0.00 avg300=0.00 total=1\n",
     }
-    for cpu in folders_of("self", "cpu")[:1]:
-        files |= {f"{cpu}/cgroup.procs": "", f"{cpu}/cpu.max": "150000 100000\n"}
-        files |= {f"{cpu}/cpu.stat": "usage_usec 2500000\nnr_periods 40\nnr_throttled 10\n"}
     for name, text in files.items():
         path = Path(f"{tmp_path}{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,9 +203,9 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
     eth0, port = Nic("eth0", 6, 8, True, 9, 9), Nic("mlx5_0/1", 7, 0, True, 400, 0)
     assert seen.nics == (eth0, port)
     assert (seen.cpu, seen.disk) == ((15, 100), (30 * 512, 70 * 512))
-    assert seen.throttling == (Throttling(40, 10, 1.5, 2.5) if folders_of("self", "cpu") else None)
+    assert seen.throttling == Throttling(40, 10, 1.5, 2.5)
     assert seen.disks[0].total > seen.disks[0].free > 0
-    (limited / "memory.max").write_text("max\n")
+    Path(f"{tmp_path}{group}/memory.max").write_text("max\n")
     machine = Node(root=str(tmp_path)).read().memory
     assert machine is not None
     assert machine.whose == "the machine's memory"

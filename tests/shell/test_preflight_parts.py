@@ -89,6 +89,8 @@ def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_pat
         **{
             "proc/meminfo": meminfo,
             "proc/self/cgroup": "0::/jobs/mine\n",
+            "proc/self/mountinfo": "3 1 0:6 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n",
+            "sys/fs/cgroup/jobs/cgroup.procs": "",
             "sys/fs/cgroup/jobs/memory.max": str(8 * GB),
             "sys/fs/cgroup/jobs/memory.current": str(6 * GB),
             "sys/fs/cgroup/jobs/memory.stat": f"anon 5\ninactive_file {2 * GB}\n",
@@ -103,6 +105,8 @@ def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_pat
         **{
             "proc/meminfo": meminfo,
             "proc/self/cgroup": "5:cpu:/\n4:memory:/docker/abc\n",
+            "proc/self/mountinfo": "3 1 0:6 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            "sys/fs/cgroup/memory/cgroup.procs": "",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GB),
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GB),
         },
