@@ -49,10 +49,10 @@ class Crew:
         self._pipes: list[Any] = []
 
     def begin(self, program: Program) -> None:
+        self._tell(program)
         if not self._processes:
             self._start()
-        for pipe in self._pipes:
-            pipe.send(program)
+            self._tell(program)
 
     def end(self, patience: float) -> list[Any]:
         """-> for each rank its records, or `Stuck`. `patience`: seconds without any progress."""
@@ -69,9 +69,16 @@ class Crew:
         if any(isinstance(answer, Stuck) for answer in answers):
             self.close()
         else:
-            for pipe in self._pipes:
-                pipe.send(None)  # all have ended: the group may go
+            self._tell(None)  # all have ended: the group may go
         return answers
+
+    def _tell(self, what: Program | None) -> None:
+        """A rank that has answered may have died: a thread of Gloo's ends the process if a late message is wrong."""
+        try:
+            for pipe in self._pipes:
+                pipe.send(what)
+        except ConnectionError:
+            self.close()
 
     def _places(self, answers: list[Any]) -> tuple[Any, ...]:
         return (*self._at, *(answer is None for answer in answers))
