@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.settings.import_path import import_path, script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import messages, tree
-from launcher.template.import_variables import FIXED_NATIVELY
+from launcher.template.import_variables import FIXED_BY_IMPORT, FIXED_NATIVELY
 from launcher.template.messages import Keep, Signal, SweepOrder
 
 if TYPE_CHECKING:
@@ -298,5 +298,6 @@ def _set_in(source: str) -> str:
     if "environ" not in source and "putenv" not in source:
         return ""
     source = _READS.sub("", source)
-    names = (name for name in FIXED_NATIVELY if f'"{name}' in source or f"'{name}" in source)
+    fixed = FIXED_NATIVELY + FIXED_BY_IMPORT
+    names = (name for name in fixed if f'"{name}' in source or f"'{name}" in source)
     return next((f"{name}*" if name.endswith("_") else name for name in names), "")

@@ -14,27 +14,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-# Of the libraries that torch and numpy load, and of drivers. TQDM_: its import looks through all variables.
-_PREFIXES = tuple(
-    "OMP_ GOMP_ KMP_ MKL_ MKLDNN_ DNNL_ ONEDNN_ OPENBLAS_ GOTO_ BLIS_ VECLIB_ NPY_ NUMPY_ GFORTRAN_ I_MPI_ OMPI_ "
-    "MPI_ ACC_ INTEL_ OPENSSL_ MALLOC_ JEMALLOC_ TORCH_ PYTORCH_ KINETO_ CUDA_ CUDNN_ CUBLAS_ NVIDIA_ HIP_ ROC HSA_ "
+# Of the libraries that torch and numpy load: their values count when the library is loaded. Drivers and NCCL read
+# theirs when they are first used, and TORCH_DISTRIBUTED_DEBUG is read again in the rank.
+FIXED_NATIVELY: tuple[str, ...] = tuple(
+    "OMP_ MKL_ KMP_ GOMP_ OPENBLAS_ GOTO_ BLIS_ VECLIB_ MALLOC_ JEMALLOC_ DNNL_ ONEDNN_ MKLDNN_ NPY_ OPENSSL_ "
+    "TORCH_LOGS TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES TORCH_CUSTOM_TERMINATE TORCH_ALLOW_TF32_CUBLAS "
+    "KINETO_USE_ TORCH_BLAS_PREFER TORCH_LINALG_PREFER TORCH_ROCM_FA_PREFER PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF "
+    "PYTORCH_HIP_ALLOC_CONF PYTORCH_API_USAGE".split()
+)
+# All that native code may read. TQDM_: its import looks through all variables.
+READ_NATIVELY = FIXED_NATIVELY + tuple(
+    "NUMPY_ GFORTRAN_ I_MPI_ OMPI_ MPI_ ACC_ INTEL_ TORCH_ PYTORCH_ KINETO_ CUDA_ CUDNN_ CUBLAS_ NVIDIA_ HIP_ ROC HSA_ "
     "TQDM_".split()
 )
-
-# Those of them whose values count when the library is loaded. Drivers and NCCL read theirs when they are first used,
-# and TORCH_DISTRIBUTED_DEBUG is read again in the rank.
-FIXED_NATIVELY: tuple[str, ...] = (
-    *"OMP_ MKL_ KMP_ GOMP_ OPENBLAS_ GOTO_ BLIS_ VECLIB_ MALLOC_ JEMALLOC_".split(),
-    *"TORCH_LOGS TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES".split(),
+# Python code of torch reads these when it is imported: in a rank, `Reads` of the template says so.
+FIXED_BY_IMPORT: tuple[str, ...] = tuple(
+    "PYTORCH_JIT PYTORCH_MATCHER_LOGLEVEL TORCHDYNAMO_ TORCHEXPORT_ TORCHINDUCTOR_FORCE_DISABLE_CACHES TORCH_COMPILE_ "
+    "COMPILE_STROBELIGHT_ TORCH_CUDAGRAPH_GC TORCH_CUDA_SANITIZER TORCH_FAKE_TENSOR_DEBUG TORCH_DEVICE_BACKEND "
+    "TORCH_USE_RTLD_GLOBAL TORCH_TRACE TORCH_DTRACE FX_ NUMPY_ TORCH_DISTRIBUTED_COMPILE_ON_ONE_RANK "
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS TORCH_PYTHON_NATIVE_ TORCH_ENRICH_RPOFILER_STACK_TRACE".split()
 )
-
-
-def is_read_natively(name: str) -> bool:
-    return name.startswith(_PREFIXES)
-
-
-def is_fixed_natively(name: str) -> bool:
-    return name.startswith(FIXED_NATIVELY)
 
 
 class Reads:

@@ -24,7 +24,7 @@ from json import dumps, loads  # as they are now: a script may replace them
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from .import_variables import is_fixed_natively
+from .import_variables import FIXED_NATIVELY
 from .messages import Late
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LateVariables:
         now = dict(os.environ)
         names = sorted(self._first.keys() | now.keys())
         changed = [name for name in names if now.get(name) != self._first.get(name)]
-        return [name for name in changed if name in self._read or is_fixed_natively(name)]
+        return [name for name in changed if name in self._read or name.startswith(FIXED_NATIVELY)]
 
     @_unseen
     def _tell(self, late: list[str]) -> None:

@@ -14,7 +14,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .import_variables import is_read_natively
+from .import_variables import READ_NATIVELY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -53,7 +53,7 @@ def of_template(key: Key, read: Iterable[str]) -> Key:
 
 def _is_of_start(name: str) -> bool:
     variable = name.removeprefix(_VARIABLE)
-    return variable == name or variable.startswith(_READ_AT_START) or is_read_natively(variable)
+    return variable == name or variable.startswith(_READ_AT_START) or variable.startswith(READ_NATIVELY)
 
 
 def digest(text: str) -> str:

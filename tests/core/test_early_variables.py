@@ -87,6 +87,14 @@ def test_a_script_that_only_reads_a_variable_does_not_set_it(tmp_path: Path, lin
     assert found == ("OMP_*" if sets else "")
 
 
+@pytest.mark.parametrize(
+    "name", ["PYTORCH_CUDA_ALLOC_CONF", "ONEDNN_DEFAULT_FPMATH_MODE", "PYTORCH_JIT", "TORCH_COMPILE_DEBUG"]
+)
+def test_it_finds_variables_that_torch_reads_at_its_import(tmp_path: Path, name: str) -> None:
+    _write(tmp_path, {"train.py": f"import os\nos.environ['{name}'] = '1'\n"})
+    assert early_variable(EntryPoint(EntryKind.SCRIPT, str(tmp_path / "train.py"), ()))
+
+
 def test_a_program_is_not_searched() -> None:
     assert early_variable(EntryPoint(EntryKind.PROGRAM, "/bin/true", ())) == ""
 

@@ -14,6 +14,7 @@ from jobs import Place, drawn_by_each
 from known import differences, lines, permitted
 
 from launcher.template import contracts, script_start
+from launcher.template.import_variables import FIXED_BY_IMPORT, FIXED_NATIVELY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,6 +90,22 @@ def test_a_new_interpreter_has_imported_nothing_more(monkeypatch: pytest.MonkeyP
 
 
 _NAMES = ("DEBUG", "DEBUG_IN_TERMINAL", "DEBUG_OTHER", "JOINS")
+
+_READS = """
+import sys
+from launcher.template.import_variables import Reads
+reads = Reads()
+import torch
+print(*reads.end())
+"""
+
+
+def test_scripts_are_searched_for_each_variable_that_torch_reads() -> None:
+    """Otherwise a rank notices it, when it is too late to start a new interpreter."""
+    done = subprocess.run([sys.executable, "-c", _READS], capture_output=True, text=True, check=True)
+    names = done.stdout.split()
+    assert {"PYTORCH_JIT", "TORCH_LOGS"} <= {*names}
+    assert [name for name in names if not name.startswith(FIXED_BY_IMPORT + FIXED_NATIVELY)] == []
 
 
 def test_nothing_is_left_of_a_place(tmp_path: Path) -> None:
