@@ -434,8 +434,8 @@ class Reducer:
             if step is None:
                 return
             step.begun = True
-            if not self._one_by_one and self._is_watched():
-                self._one_by_one = True
+            if self._is_watched() != self._one_by_one:
+                self._one_by_one = not self._one_by_one
                 self.sender.set_shared()
                 self._cut()
                 step.waiting = list(self._waiting)

@@ -152,6 +152,27 @@ def test_a_hook_of_the_wrapper_does_not_change_the_average(two_ranks: Ranks) -> 
     two_ranks(hooked_wrapper)
 
 
+def hooks_that_go(rank: int) -> None:
+    """While a hook of the script exists, each gradient is taken as it arrives, and later many at once again."""
+    wrapped = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4))))
+    core, given = wrapped.reducer.core, torch.full((2, 3), rank + 1.0)
+    counts, averages = [], []
+    for hooked in (False, True, False):
+        handle = wrapped.module[0].weight.register_hook(lambda _: None) if hooked else None
+        wrapped.zero_grad()
+        wrapped(given).sum().backward()
+        counts.append(len(core.chunks))
+        averages.append([p.grad.clone() for p in wrapped.parameters()])
+        if handle is not None:
+            handle.remove()
+    assert counts[1] == 8 > counts[0] == counts[2]
+    assert all(torch.equal(*each) for other in averages[1:] for each in zip(averages[0], other, strict=True))
+
+
+def test_gradients_are_taken_one_by_one_only_while_there_are_hooks(two_ranks: Ranks) -> None:
+    two_ranks(hooks_that_go)
+
+
 def frozen_in_between(rank: int) -> None:
     """As a GAN does: the generator's step needs no gradients of the discriminator."""
     for given in ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
