@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from launched import make_fake_torch
 
+from launcher.template.tree import is_cleaner
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from random_programs import Program
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +132,7 @@ class DdpLaunch(_Launcher):
     def run(self, program: Program, folder: Path) -> Outcome:
         run = _Run(program, folder)
         code = self._run(run, "--preflight", "off", *([] if program.is_warm else ["--no-warm-start"]))
+        run.await_cleaners()
         outcome = Outcome(code, left=run.end_what_is_left())
         if run.report.exists():
             outcome.own.append(run.report.read_text())
@@ -258,16 +263,24 @@ class _Run:
                 found[name] = "folder" if path.is_dir() else _short(self.text(path))
         return found
 
+    def await_cleaners(self) -> None:
+        """Resource trackers end by themselves, soon after the last process of their rank."""
+        _wait_while(lambda: any(map(is_cleaner, _processes(self.mark))))
+
     def end_what_is_left(self) -> list[str]:
         """Ends them, and returns what they are called."""
-        found = {pid: name for pid, name in _processes(self.mark).items()}
+        found = _processes(self.mark)
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        give_up_at = time.monotonic() + 60
-        while _processes(self.mark) and time.monotonic() < give_up_at:
-            time.sleep(0.01)
+        _wait_while(lambda: bool(_processes(self.mark)))
         return sorted(found.values())
+
+
+def _wait_while(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+    give_up_at = time.monotonic() + limit_s
+    while holds() and time.monotonic() < give_up_at:
+        time.sleep(0.01)
 
 
 def _processes(mark: str) -> dict[int, str]:
