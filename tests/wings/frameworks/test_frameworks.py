@@ -209,6 +209,28 @@ def test_the_status_shows_steps_loss_and_samples(start: Callable[..., Launched],
 
 
 @NIGHTLY
+@pytest.mark.parametrize("program", ["train_lightning.py", "train_transformers.py"])
+def test_a_death_changes_nothing_of_an_example(tmp_path: Path, program: str) -> None:
+    jobs = []
+    for name, plan in (("calm", {}), ("killed", {"dies_after": 7})):
+        (tmp_path / name).mkdir()
+        env = environment(program)
+        env |= {"PLAN": json.dumps(plan | {"example": str(ROOT / "examples" / program)})}
+        words = ("--nproc-per-node", "2", "--max-restarts", "3", str(PROGRAMS / "example.py"))
+        jobs.append(Launched(tmp_path / name / "job", *words, env=env, cwd=tmp_path / name))
+    try:
+        codes = [job.wait(_JOB_S) for job in jobs]
+        said = [sorted(re.findall("weights .*", job.stdout())) for job in jobs]
+        assert codes == [0, 0], jobs[1].stderr()
+        assert len(said[0]) == 2
+        assert said[0] == said[1], jobs[1].stderr()
+        assert re.search(r"saved the state after [67] steps", jobs[1].stderr()), jobs[1].stderr()
+    finally:
+        for job in jobs:
+            job.clean_up()
+
+
+@NIGHTLY
 def test_accelerate_with_loops_that_are_left_and_a_second_one(start: Callable[..., Launched]) -> None:
     """Two calls of `over`, and `break` after five of twelve batches, in 3 epochs each."""
     plan = {"calls": 2, "leaves_after": 4}

@@ -41,5 +41,6 @@ for _call in range(PLAN.get("calls", 1)):
                 break
         begin_step(f"evaluation {epoch}")
         model.eval()
-        model(inputs)
+        with torch.no_grad():  # else DDP averages the gradients of the next batch alone
+            model(inputs)
 end(accelerator.unwrap_model(model))
