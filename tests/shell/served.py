@@ -187,6 +187,9 @@ class Cable:
         """From now on nothing comes through, and nothing says so."""
         self._thawed.clear()
 
+    def thaw(self) -> None:
+        self._thawed.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._open.add(writer)  # at once: a cut while the other end is dialled is one of this connection, too
