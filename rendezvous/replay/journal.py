@@ -101,17 +101,19 @@ class Journals:
     def _run(self) -> None:
         touched: dict[Journal, None] = {}
         known: dict[Journal, None] = {}
+        is_idle = True
         while True:
             item = self._queue.get()
-            if not touched:
+            if is_idle:  # also if all that it does then is to end journals: once, not for each of them
                 self._hurry.wait(_PAUSE_S)
+            is_idle = self._queue.empty()
             if item is not _END and not self._is_discarded:
                 journal, write = item
                 journal.carry_out(write)
                 touched[journal] = known[journal] = None
                 if write is None:
                     del touched[journal], known[journal]
-            if self._queue.empty() or item is _END:
+            if is_idle or item is _END:
                 for journal in touched:
                     journal.flush()
                 touched.clear()

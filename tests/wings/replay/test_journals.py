@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -184,6 +185,27 @@ def test_a_job_that_is_only_read_has_no_journal(tmp_path: Path) -> None:
     kept = Kept(tmp_path, spec(2))
     kept.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_jobs_that_end_together_keep_no_files_open(tmp_path: Path) -> None:
+    """The thread pauses before a batch, and not before each end: they would take a second each."""
+    journals, pauses = Journals(str(tmp_path), 1 << 20, print), 0
+
+    class Hurry(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal pauses
+            pauses += 1
+            return super().wait(60)  # until `close`
+
+    journals._hurry = Hurry()
+    kept = [journal_of(journals, f"job-{number}") for number in range(30)]
+    for each in kept:
+        RecordedStory(spec(2), each).joins("a", "b")
+    for each in kept:
+        each.end()
+    journals.close(60)
+    assert journals.room._written == set()
+    assert pauses == 1
 
 
 def test_a_full_disk_ends_the_journal_with_one_warning(tmp_path: Path) -> None:
