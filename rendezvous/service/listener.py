@@ -195,11 +195,8 @@ def listen_at(host: str, port: int) -> list[socket.socket]:
             opened.append(_listening_socket(family, where, is_one_of_several=len(found) > 1))
         except OSError as error:
             problem = error
-            if error.errno not in (
-                errno.EAFNOSUPPORT,
-                errno.EADDRNOTAVAIL,
-            ):  # such as IPv6 where there is none
-                break
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                break  # those two: such as IPv6 where there is none
     else:
         if opened:
             return opened

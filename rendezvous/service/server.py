@@ -659,9 +659,7 @@ _PARTIES = 100_000
 
 class _Barrier:
     def __init__(self) -> None:
-        self.members: Counter[str] = (
-            Counter()
-        )  # the calls of each that wait; it is dropped with the last of them
+        self.members: Counter[str] = Counter()  # the calls of each that wait; it leaves with the last of them
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
