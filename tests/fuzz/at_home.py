@@ -260,15 +260,6 @@ Last error:
 NET/IB: Got completion from peer 10.0.0.5<4> with status=12
 [rank1]:[E1123 03:58:16.3 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL()
 """
-_RAS_RANK = {
-    "rank": 0,
-    "host": "a",
-    "pid": 100,
-    "status": {"async_error": 6},
-    "collective_counts": {"AllReduce": 7},
-}
-_RAS_MISSING = {"rank": 1, "host": "b", "pid": 1, "status": {"unresponsive": True, "considered_dead": True}}
-_RAS = {"communicators": [{"size": 2, "ranks": [_RAS_RANK], "missing_ranks": [_RAS_MISSING]}]}
 _DUMP = {"entries": [_ENTRY], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 _HOSTS = (b"node1,user@node2:4,[::1]:8", b"node1 slots=4\n# nothing\nnode2\n")
 _SECRET = b"""-----BEGIN PRIVATE KEY-----

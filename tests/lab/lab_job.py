@@ -118,12 +118,6 @@ class Service:
         self.process.send(signal.SIGKILL)
         self.process.wait()
 
-    def await_said(self, words: str) -> None:
-        log = self._folder / "service"
-        eventually(
-            lambda: words in log.read_text(), LONG_S, f"the service speaks of {words}: {log.read_text()}"
-        )
-
 
 class Job:
     """`words`: options of ddp-launch that are the same on every node."""
@@ -217,10 +211,6 @@ class Job:
         """So many steps after those of now."""
         target = self.step() + more
         self._until(lambda: self.step() >= target, f"step {target} was reached")
-
-    def await_failure(self) -> None:
-        """Until a rank has raised, as its agent shows on the terminal."""
-        self._until(lambda: any("Error: " in agent.stderr() for agent in self.agents), "a rank raised")
 
     def await_world(self, size: int, after: int = 0) -> dict[int, Rank]:
         """A generation later than `after`, of `size` ranks, that trains."""

@@ -22,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab_host import Host, eventually
+from lab_host import Host
 from lab_switch import Link, Switch, open_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 MTU = 9000
 _COUNT = itertools.count()
@@ -42,7 +42,6 @@ class Lab:
         self.hosts = [Host(name, self._hosts_file, self._mark) for name in names]
         self._numbers = {host.name: at + 1 for at, host in enumerate(self.hosts)}
         self._versions = (4, 6)
-        self._further_names: dict[str, str] = {}
         self._write_hosts_file()
         try:
             for host in self.hosts:
@@ -116,17 +115,6 @@ class Lab:
             for name, value in how.items():
                 setattr(link, name, value)
 
-    def shape_one_way(self, sender: Host, receiver: Host, **how: Any) -> None:
-        link = next(self.links(sender, receiver))
-        for name, value in how.items():
-            setattr(link, name, value)
-
-    def await_packet(self, sender: Host, receiver: Host) -> None:
-        """The next one that goes this way."""
-        link = next(self.links(sender, receiver))
-        before = link.carried
-        eventually(lambda: link.carried > before, what=f"a packet from {sender} to {receiver}")
-
     def cut(self, host: Host) -> None:
         self.partition([host], [other for other in self.hosts if other is not host])
 
@@ -153,11 +141,6 @@ class Lab:
         self._versions = versions
         self._write_hosts_file()
 
-    def name_also(self, names: Mapping[str, str]) -> None:
-        """Name -> address, beside the hosts' own; in place of those that were said before."""
-        self._further_names = dict(names)
-        self._write_hosts_file()
-
     def _port(self, host: Host) -> int:
         return self.hosts.index(host)
 
@@ -172,7 +155,6 @@ class Lab:
         for host in self.hosts:
             named = (a for a in self._addresses(host) if (6 if ":" in a else 4) in self._versions)
             lines += [f"{address} {host.name}" for address in named]
-        lines += [f"{address} {name}" for name, address in self._further_names.items()]
         content = "".join(f"{line}\n" for line in lines).encode()
         file = os.open(self._hosts_file, os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(file, content.ljust(os.fstat(file).st_size, b"\n"), 0)

@@ -59,9 +59,6 @@ class SeenTerminal:
             self.screen.resize(rows, columns)
         termios.tcsetwinsize(self._master, (rows, columns))
 
-    def is_echoing(self) -> bool:
-        return bool(termios.tcgetattr(self.slave)[3] & termios.ECHO)
-
     def forget_slave(self) -> None:
         if self.slave >= 0:
             os.close(self.slave)

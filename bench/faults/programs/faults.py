@@ -335,16 +335,6 @@ def misses_the_barrier(scene: Scene) -> bool:
     return True
 
 
-def misses_the_monitored_barrier(scene: Scene) -> bool:
-    """Which names the rank itself, to those who wait there."""
-    from datetime import timedelta
-
-    if scene.rank == 1:
-        time.sleep(LONG_S)
-    dist.monitored_barrier(timeout=timedelta(seconds=1))
-    return True
-
-
 def gathers_without_it(scene: Scene) -> bool:
     if scene.rank == 1:
         time.sleep(LONG_S)
