@@ -180,6 +180,8 @@ class Agent:
             event = await self._events.get()
             before = self._state
             self._state, actions = supervision.step(before, event)
+            if self._state.assignment is not before.assignment:
+                self._parts.tasks.prepare(None)
             step = AgentStep(event, before, self._state, actions)
             for observer in observers:
                 observer.observe(step)
@@ -194,7 +196,7 @@ class Agent:
                 self._parts.time.before_sending(message)
                 self._parts.connection.session.send(self._completed(message))
             case PrepareNode(assignment, frees_memory):
-                self._parts.tasks.begin(self._prepare(assignment, frees_memory))
+                self._parts.tasks.prepare(self._prepare(assignment, frees_memory))
             case OpenStore(generation):
                 self._zygotes.zygote.keep(
                     generation,

@@ -391,11 +391,18 @@ class BackgroundTasks:
         self._boundary, self._ranks, self._hangs = boundary, ranks, hangs
         self._communication, self._happened = communication, happened
         self._tasks: set[asyncio.Task[None]] = set()
+        self._preparation: asyncio.Task[None] | None = None
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._tasks.add(task := asyncio.get_running_loop().create_task(work))
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def prepare(self, work: Coroutine[Any, Any, None] | None) -> None:
+        """End an older preparation: what it would say or ask belongs to a state that is over."""
+        if self._preparation is not None:
+            self._preparation.cancel()
+        self._preparation = None if work is None else self.begin(work)
 
     async def end(self) -> None:
         for task in self._tasks:

@@ -203,9 +203,11 @@ def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> 
 #
 # On a terminal, a line waits for equal lines of other ranks, and is shown once for all of them. All other lines keep
 # their order and their labels: an equal line moves forward to the first of its kind, but never before a line that its
-# own rank has written earlier. A line waits HELD_S for a second rank, and one of several LONGEST_HELD_S for the others.
+# own rank has written earlier. A line waits HELD_S for a second rank, and one of several as long as ranks still write
+# it: LONGEST_HELD_S after each of them, but not over MOST_HELD_S, since on a busy machine ranks come one by one. A line
+# that one rank alone has written never waits over LONGEST_HELD_S for those before it.
 
-HELD_S, LONGEST_HELD_S = 0.2, 0.7
+HELD_S, LONGEST_HELD_S, MOST_HELD_S = 0.2, 0.7, 5.0
 MOST_HELD = 256  # lines
 Writer = TypeVar("Writer")
 
@@ -228,7 +230,8 @@ def hold(
         same = (at for at in range(start, len(held)) if held[at].text == line and held[at].kind == kind)
         at = next(same, len(held))
         if at < len(held):
-            until = held[at].since + LONGEST_HELD_S
+            alone = [line.since for line in held[at + 1 :] if len(line.by) == 1]
+            until = min(held[at].since + MOST_HELD_S, min([now, *alone]) + LONGEST_HELD_S)
             held[at] = held[at]._replace(by=(*held[at].by, who), until=until)
         else:
             held.append(HeldLine(line, kind, now, now + HELD_S, (who,)))

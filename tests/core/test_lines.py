@@ -342,4 +342,25 @@ def test_a_line_waits_until_all_have_written_it_but_not_long() -> None:
     assert lines.count_of_due(held, 0.0, {"stdout": frozenset()}) == 2  # all have ended
     held = lines.hold(held, 1, "stdout", b"a\n", 0.1)
     assert lines.count_of_due(held, lines.HELD_S, ALL) == 0
+    assert lines.count_of_due(held, 0.1 + lines.LONGEST_HELD_S, ALL) == 2
+
+
+def test_equal_lines_that_come_one_by_one_are_shown_once_but_not_late() -> None:
+    held: list[lines.HeldLine[int]] = []
+    for rank in range(64):  # a busy machine: over three seconds from the first to the last
+        assert lines.count_of_due(held, rank * 0.05, ALL) == 0
+        held = lines.hold(held, rank, "stdout", b"loading\n", rank * 0.05)
+    assert lines.shown_once(held, lambda rank: rank) == [(0, b"loading (x 64 ranks)\n")]
+    assert lines.count_of_due(held, 3.15, ALL) == 1
+    for rank in range(0, 20):  # without an end
+        held = lines.hold(held if rank else [], rank, "stdout", b"loading\n", rank * 0.5)
+    assert held[0].until == lines.MOST_HELD_S
+
+
+def test_a_line_of_one_rank_does_not_wait_for_equal_lines_of_others() -> None:
+    held = lines.hold([], 0, "stdout", b"loading\nmine\n", 0.0)
+    for rank in range(1, 10):
+        held = lines.hold(held, rank, "stdout", b"loading\n", rank * 0.1)
+    assert held[0].until == lines.LONGEST_HELD_S
+    assert lines.count_of_due(held, 0.69, ALL) == 0
     assert lines.count_of_due(held, lines.LONGEST_HELD_S, ALL) == 2

@@ -51,6 +51,29 @@ def test_a_cancelled_errand_is_not_an_error() -> None:
     asyncio.run(main())
 
 
+def test_a_preparation_ends_when_the_job_is_sealed_again() -> None:
+    async def main() -> None:
+        parts, over = SimpleNamespace(), asyncio.Event()
+        tasks = BackgroundTasks(ErrorBoundary(lambda _: None), parts, parts, parts, fail)  # type: ignore[arg-type]
+
+        async def prepare(*waits: Any) -> None:
+            try:
+                await asyncio.gather(*waits)
+            except asyncio.CancelledError:
+                over.set()
+                raise
+            fail()
+
+        tasks.prepare(prepare(asyncio.sleep(600)))
+        await asyncio.sleep(0)
+        tasks.prepare(None)
+        await over.wait()
+        tasks.prepare(None)  # nothing is left to end
+        await tasks.end()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("broken", ["reports", "with_recorders", "with_stacks", "await_dumps", ""])
 def test_every_errand_ends_with_its_fact(broken: str) -> None:
     async def through(value: Any, name: str) -> Any:
