@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from ddp_launch_wings.web.figures import Series, point_of
 from ddp_launch_wings.web.requests import Backlog
 from rendezvous.codec import decode
 from rendezvous.control.ctl_text import phase_of
@@ -27,14 +25,14 @@ from rendezvous.control.why_text import PARTS
 from rendezvous.control.why_text import rows_of as story_rows
 from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.rounds.figures import Series, TimePoint
 from rendezvous.values.questions import CannotAnswer, LoggedSeen, LoggedWanted, RanksSeen, RanksWanted
-from rendezvous.values.rank_time import JobTime, in_words
+from rendezvous.values.rank_time import CLASSES, JobTime, in_words
 from rendezvous.values.types import Decision, DecisionKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from collections.abc import AsyncIterator, Collection, Iterable
 
-    from ddp_launch_wings.web.figures import Point
     from ddp_launch_wings.web.requests import Entry
     from rendezvous.control.service import Caller
     from rendezvous.control.top_table import RankRow, Spent
@@ -54,9 +52,9 @@ _MOST_LOGGED = 40_000  # points of what the script measures, for browsers that c
 
 
 class Feed:
-    def __init__(self, caller: Caller, recorder: Recorder, job_id: str) -> None:
+    def __init__(self, caller: Caller, job_id: str) -> None:
         self.job_id = job_id
-        self._caller, self._recorder = caller, recorder
+        self._caller = caller
         self._backlog = Backlog(os.urandom(6).hex(), frozenset((_JOB, _RANKS)))
         self._readers: set[asyncio.Queue[Entry | None]] = set()
         self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
@@ -64,7 +62,8 @@ class Feed:
         self._ranks: dict[str, Any] = {"rows": [], "silent": []}
         self._rows: dict[int, RankRow] = {}
         self._spent: Spent = {}
-        self._points_seen = 0
+        self._series = Series()
+        self._points_until = 0.0
         self._logged: list[list[Any]] = []
         self._logged_last = 0
         self._look_now = asyncio.Event()
@@ -76,7 +75,6 @@ class Feed:
     async def start(self) -> None:
         """Raises `grpc.aio.AioRpcError` if the job cannot be seen."""
         await self._look_at_job()
-        self._points_seen = self._recorder.series(self.job_id).added
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"page of {self.job_id}")
 
     @property
@@ -115,11 +113,10 @@ class Feed:
         return None if row is None else full_row(row)
 
     def _snapshot(self) -> dict[str, Any]:
-        points = self._recorder.series(self.job_id).points
         return {
             "job": self._job,
             "ranks": self._ranks,
-            "points": [point.as_list() for point in points],
+            "points": [point_view(point) for point in self._series.points],
             "logged": self._logged,
             "notes": list(self._notes),
         }
@@ -196,14 +193,20 @@ class Feed:
                 self._say_ranks({**self._ranks, "silent": [reason_of(error)]})
         except Exception:
             _log.exception("internal error: the page could not look at job %s", self.job_id)
-        self._publish_points()
 
     async def _look_at_job(self) -> None:
-        job = (await self._caller.call("GetJob", pb.GetJobRequest(job_id=self.job_id))).job
+        request = pb.GetJobRequest(job_id=self.job_id, points_after=self._points_until)
+        job = (await self._caller.call("GetJob", request)).job
         view = job_view(job)
         if view != self._job:
             self._job = view
             self._publish(_JOB, view)
+        new = [decode(TimePoint, each) for each in job.points]
+        for point in new:
+            self._series = self._series.offered(point)
+        if new:
+            self._points_until = new[-1].at
+            self._publish(_POINTS, [point_view(point) for point in new])
 
     async def _look_at_ranks(self) -> None:
         answers = await inquire(self._caller, self.job_id, RanksWanted(), wait_s=_WAIT_S)
@@ -232,19 +235,12 @@ class Feed:
             self._ranks = ranks
             self._publish(_RANKS, ranks)
 
-    def _publish_points(self) -> None:
-        series = self._recorder.series(self.job_id)
-        new = series.added - self._points_seen
-        if new > 0:
-            self._points_seen = series.added
-            self._publish(_POINTS, [point.as_list() for point in series.points[-new:]])
-
 
 class Feeds:
     """The feeds of the jobs that have a viewer."""
 
-    def __init__(self, caller: Caller, recorder: Recorder) -> None:
-        self._caller, self._recorder = caller, recorder
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
         self._feeds: dict[str, Feed] = {}
         self._starting: dict[str, asyncio.Task[Feed]] = {}
 
@@ -261,7 +257,7 @@ class Feeds:
         return await asyncio.shield(starting)
 
     async def _start(self, job_id: str) -> Feed:
-        feed = Feed(self._caller, self._recorder, job_id)
+        feed = Feed(self._caller, job_id)
         await feed.start()
         self._feeds = {name: each for name, each in self._feeds.items() if not each.is_over}
         self._feeds[job_id] = feed
@@ -343,6 +339,11 @@ def _node(node: Any) -> dict[str, Any]:
 def _decision(decision: Decision) -> dict[str, Any]:
     is_failure = decision.kind not in (DecisionKind.FINISH, DecisionKind.GROW)
     return {**_same(decision, "generation title reason"), "is_failure": is_failure}
+
+
+def point_view(point: TimePoint) -> list[Any]:
+    sums = (*(getattr(point.time.spent, name) for name in CLASSES), point.time.hidden)
+    return [point.at, point.generation, point.time.ranks, point.steps, *sums]
 
 
 def note_view(note: Any) -> dict[str, Any]:
@@ -441,73 +442,3 @@ def full_row(row: RankRow) -> dict[str, Any]:
     """What is known of one rank besides its row."""
     logged = [[each.name, each.step, each.value] for each in row.seen.logged]
     return {"node": row.node, **_same(row.seen, "rank pid doing message"), "logged": logged}
-
-
-# --- records the figures of all jobs over time, also without a viewer -----------------------------
-#
-# They come from the state of the jobs, so no agent is asked. One pass takes milliseconds. If it takes longer, because
-# there are many jobs, the next one comes later: recording costs at most a few thousandths of the time of the service.
-
-_RECORD_EVERY_S = 5.0  # as the agents report
-_SHARE = 0.005
-
-
-class Recorder:
-    """`then` is called after each pass. `only`: the job, if there is just one."""
-
-    def __init__(
-        self,
-        caller: Caller,
-        then: Callable[[], None] = lambda: None,
-        every_s: float = _RECORD_EVERY_S,
-        only: str = "",
-    ) -> None:
-        self._caller, self._then, self._every_s, self._only = caller, then, every_s, only
-        self._series: dict[str, Series] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    def series(self, job_id: str) -> Series:
-        return self._series.get(job_id, Series())
-
-    def offer(self, job_id: str, point: Point) -> None:
-        self._series[job_id] = self.series(job_id).offered(point)
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="figures of the page")
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                await self._look()
-                self._then()
-            except grpc.aio.AioRpcError as error:
-                _log.debug("the page cannot record figures now: %s", error.details())
-            except Exception:  # the page must not end because of one job
-                _log.exception("internal error: the page could not record figures")
-            await asyncio.sleep(max(self._every_s, (loop.time() - began) / _SHARE))
-
-    async def _look(self) -> None:
-        if self._only:
-            await self._record(self._only)
-            return
-        jobs = await self._caller.all_jobs()
-        self._series = {job.job_id: self.series(job.job_id) for job in jobs}
-        for job in jobs:
-            if job.phase != pb.PHASE_ENDED:
-                await self._record(job.job_id)
-
-    async def _record(self, job_id: str) -> None:
-        try:
-            view = (await self._caller.call("GetJob", pb.GetJobRequest(job_id=job_id))).job
-        except grpc.aio.AioRpcError:
-            return  # it has ended, or another replica owns it now
-        if view.HasField("time"):
-            point = point_of(time.time(), view.summary.generation, decode(JobTime, view.time), view.ranks)
-            self.offer(job_id, point)

@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ddp_launch_wings.web.feed import ROW, Feeds, Recorder, step_view, story_view, summary
+from ddp_launch_wings.web.feed import ROW, Feeds, step_view, story_view, summary
 from ddp_launch_wings.web.requests import (
     STILL_HERE,
     BadRequest,
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
 
 _LAST_ANSWERS_S = 2
+_CERTIFICATE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class Page:
         self._behind, self._certificates = behind, certificates
         self._logins = Logins(behind.gate, behind.grant)
         reader = behind.caller_of(Identity("the page"), "")
-        self.recorder = Recorder(reader, self._renew_certificate, only=behind.only)
-        self._feeds = Feeds(reader, self.recorder)
+        self._feeds = Feeds(reader)
+        self._renewing: asyncio.Task[None] | None = None
         self._stamp = _stamp(certificates)
         self._config: uvicorn.Config | None = None
         self._server: uvicorn.Server | None = None
@@ -130,7 +131,8 @@ class Page:
 
         self._listener = Listener(protocol, self._note_crowd, config.ssl)
         self._listener.start(listening)
-        self.recorder.start()
+        if certificates is not None:
+            self._renewing = asyncio.get_running_loop().create_task(self._keep_certificate(), name="page TLS")
         shown = f"[{host}]" if ":" in host else host
         once = f"#login={self._logins.once}" if self._logins.once else ""
         self.url = f"{scheme}://{shown}:{bound}/"
@@ -139,7 +141,8 @@ class Page:
     async def close(self) -> None:
         if self._listener is not None:
             await self._listener.close()
-        await self.recorder.close()
+        if self._renewing is not None:
+            self._renewing.cancel()
         if self._app is not None:
             self._app.close()
         await self._feeds.close()
@@ -152,6 +155,11 @@ class Page:
 
     def _note_crowd(self, address: str) -> None:
         self._behind.refused(Reason.CROWD, address, "too many open connections to the page without a login")
+
+    async def _keep_certificate(self) -> None:
+        while True:
+            await asyncio.sleep(_CERTIFICATE_EVERY_S)
+            self._renew_certificate()
 
     def _renew_certificate(self) -> None:
         """Use a certificate that was replaced for new connections. A pair that does not match is not used yet."""

@@ -1328,10 +1328,12 @@ class JobElsewhere(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "points_after")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    POINTS_AFTER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    points_after: float
+    def __init__(self, job_id: _Optional[str] = ..., points_after: _Optional[float] = ...) -> None: ...
 
 class GetJobResponse(_message.Message):
     __slots__ = ("job",)
@@ -1510,7 +1512,7 @@ class JobSummary(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ..., began_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., goodput: _Optional[float] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome", "ranks", "time")
+    __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome", "ranks", "time", "points")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -1520,6 +1522,7 @@ class JobView(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
     summary: JobSummary
     spec: JobSpec
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
@@ -1529,7 +1532,20 @@ class JobView(_message.Message):
     outcome: Outcome
     ranks: _containers.RepeatedCompositeFieldContainer[RankTime]
     time: JobTime
-    def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ...) -> None: ...
+    points: _containers.RepeatedCompositeFieldContainer[TimePoint]
+    def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ..., points: _Optional[_Iterable[_Union[TimePoint, _Mapping]]] = ...) -> None: ...
+
+class TimePoint(_message.Message):
+    __slots__ = ("at", "generation", "steps", "time")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    generation: int
+    steps: float
+    time: JobTime
+    def __init__(self, at: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[float] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health", "block", "hardware", "slow_ranks")

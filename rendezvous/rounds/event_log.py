@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words, no_longer
+from rendezvous.rounds.figures import TimePoint
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.snapshot import SnapshotUnreadable, unpacked
 from rendezvous.values.cause_text import counted
@@ -166,15 +167,16 @@ def _phase(after: JobState) -> Iterator[EventLine]:
 
 # --- the past of a job ------------------------------------------------------------------------------
 #
-# What is left of a job beside its state: its events, the times of its restarts, and when it ran. The service stores it
-# with the state, and an agent writes it into a file. So the events of a job can be read after a restart of the service
-# and after the end of the job. It is compressed JSON with its own schema, as a snapshot is, and always fits into the
-# given number of bytes: the oldest events are left out first.
+# What is left of a job beside its state: its events, the times of its restarts, when it ran, and the points of its
+# charts. The service stores it with the state, and an agent writes it into a file. So all of it can be read after a
+# restart of the service and after the end of the job. It is compressed JSON with its own schema, as a snapshot is, and
+# always fits into the given number of bytes: every second point is left out first, then the oldest events.
 
 _MAGIC = b"ddp-past 1\n"
 _ROWS = RowEncoder(all_fields)
 _LEVEL = 1
 _FEWEST = 8  # events; with fewer, the times of restarts go
+_FEWEST_POINTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +186,19 @@ class Past:
     journal_id: str = ""
     notes: tuple[LoggedEvent, ...] = ()
     restart_times: tuple[RestartTimes, ...] = ()
+    points: tuple[TimePoint, ...] = ()
 
 
 def encode_past(past: Past, most_bytes: int) -> bytes:
     while len(data := _encoded(past)) > most_bytes:
-        if len(past.notes) > _FEWEST:
+        if len(past.points) > _FEWEST_POINTS:
+            past = replace(past, points=past.points[::2])
+        elif len(past.notes) > _FEWEST:
             past = replace(past, notes=past.notes[len(past.notes) // 2 :])
         else:
-            past = replace(past, notes=past.notes[1:], restart_times=past.restart_times[-len(past.notes) :])
+            past = replace(
+                past, points=(), notes=past.notes[1:], restart_times=past.restart_times[-len(past.notes) :]
+            )
         if not past.notes:
             return _encoded(Past(past.began_at, past.ended_at))
     return data

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.event_log import Past
+from rendezvous.rounds.figures import TimePoint
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
@@ -80,6 +81,7 @@ class JobView:
     outcome: Outcome | None = None
     ranks: tuple[RankTime, ...] = ()  # of the present world, as far as their agents have reported
     time: JobTime | None = None  # of all ranks together; None: nothing is known
+    points: tuple[TimePoint, ...] = ()
 
 
 def summary_of(job_id: str, state: JobState, past: Past = _UNKNOWN) -> JobSummary:
@@ -124,8 +126,9 @@ def view_of(
     now: float,
     past: Past = _UNKNOWN,
     heard: Mapping[str, float] | None = None,
+    points_after: float | None = None,
 ) -> JobView:
-    """`heard`: when heartbeats of nodes have arrived since their leases were renewed."""
+    """`heard`: when heartbeats have arrived since leases were renewed. Without `points_after`: no points."""
     placements = state.world.placements if state.world is not None else ()
     nodes = [_node(state, m, now, heard or {}) for m in sorted(state.members.values(), key=_order)]
     away = sorted(node for node in state.excluded if node not in state.members)
@@ -140,6 +143,7 @@ def view_of(
         outcome=state.outcome,
         ranks=goodput.ranks_of(state.time, [p.agent.node for p in placements]),
         time=state.outcome.time if state.outcome is not None else goodput.whole(state.time),
+        points=() if points_after is None else tuple(each for each in past.points if each.at > points_after),
     )
 
 

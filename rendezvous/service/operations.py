@@ -101,7 +101,8 @@ class Operations:
     async def _get(self, request: Any, _: Identity) -> Any:
         job = await self._find(request.job_id)
         now = asyncio.get_running_loop().time()
-        view = view_of(request.job_id, job.state, now, job.past(), job.heard(now))
+        after = request.points_after if request.HasField("points_after") else None
+        view = view_of(request.job_id, job.state, now, job.past(), job.heard(now), after)
         return pb.GetJobResponse(job=encode(view))
 
     async def _watch(self, data: bytes, context: Any) -> None:

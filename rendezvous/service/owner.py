@@ -40,8 +40,16 @@ from rendezvous.rounds.admission import (
     trains,
 )
 from rendezvous.rounds.event_log import EventLine, LoggedEvent, Past, lines
+from rendezvous.rounds.figures import Series, point_of
 from rendezvous.store.protocol import Conflict
-from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
+from rendezvous.values.events import (
+    AgentHeard,
+    DeadlineReached,
+    Persist,
+    RankTimesReported,
+    SetDeadline,
+    Tell,
+)
 from rendezvous.values.job_state import JobState, Phase, member_of
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import REMARKS, RestartTimes
@@ -325,6 +333,9 @@ _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
 _RESTART_TIMES_KEPT = 4096
 _NOT_KEPT_AT_MOST = 1_000_000
+_POINT_EVERY_S = 5.0  # as the agents report
+_POINT_SHARE = 0.005  # of the time of this process, at most: with very many ranks, points are further apart
+_POINTS_UNTOLD_S = 60.0  # what a process that is killed may lose of the charts
 _CROWD = 64  # with more members than this, log one join in 64: a log line costs as much as a join
 
 
@@ -358,6 +369,8 @@ class OpenJob:
         self.journal_id = os.urandom(16).hex()  # sequence numbers are valid within one journal
         self.began_at = self.ended_at = 0.0  # since the epoch; 0: not known, or not yet
         self.on_news: Callable[[], None] | None = None  # is called when `past` has changed
+        self.figures = Series()
+        self._next_point_at = self._points_told_at = 0.0
         self._count = count
         self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
         self._seq = 0
@@ -401,15 +414,29 @@ class OpenJob:
         is_loaded = event is None  # what it shows happened in an earlier process: when, only `past` may know
         is_another_run = before.phase is Phase.ENDED and after.phase is not Phase.ENDED  # under the same name
         if not is_loaded and (before.spec is None or is_another_run):
-            self.began_at, self.ended_at = time.time(), 0.0
+            self.began_at, self.ended_at, self.figures = time.time(), 0.0, Series()
+        if isinstance(event, RankTimesReported) and time.monotonic() >= self._next_point_at:
+            self._take_point(after)
         for line in lines(event, before, after):
             self._add(line, after.generation, _level(line, after))
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
             if not is_loaded:
                 self.ended_at = self.ended_at or time.time()
+                self._take_point(after)
             self._tell_news()
             for watcher in self.watchers:
                 watcher.put(None)
+
+    def _take_point(self, state: JobState) -> None:
+        began, point = time.monotonic(), point_of(time.time(), state)
+        if point is None:
+            return
+        self.figures = self.figures.offered(point, is_last=state.phase is Phase.ENDED)
+        now = time.monotonic()
+        self._next_point_at = began + max(0.9 * _POINT_EVERY_S, (now - began) / _POINT_SHARE)
+        if now - self._points_told_at >= _POINTS_UNTOLD_S:
+            self._points_told_at = now
+            self._tell_news()
 
     def _add(self, line: EventLine, generation: int, level: int) -> None:
         self._seq += 1
@@ -440,7 +467,8 @@ class OpenJob:
 
     def past(self) -> Past:
         times = tuple(self.restart_times[key] for key in sorted(self.restart_times))
-        return Past(self.began_at, self.ended_at, self.journal_id, tuple(self.notes), times)
+        notes, points = tuple(self.notes), self.figures.points
+        return Past(self.began_at, self.ended_at, self.journal_id, notes, times, points)
 
     def recall(self, past: Past) -> None:
         """Before the first event: continue the journal that an earlier process has kept.
@@ -449,6 +477,7 @@ class OpenJob:
         """
         self.began_at, self.ended_at = past.began_at, past.ended_at
         self.journal_id = past.journal_id or self.journal_id
+        self.figures = Series(past.points)
         self.notes.extend(past.notes)
         self.restart_times |= {(each.generation, each.node): each for each in past.restart_times}
         self._seq = max((note.seq for note in past.notes), default=0)

@@ -6,14 +6,29 @@ import os
 from dataclasses import replace
 
 from rendezvous.rounds.event_log import LoggedEvent, Past, decode_past, encode_past
+from rendezvous.rounds.figures import TimePoint
 from rendezvous.values.questions import RestartTimes
+from rendezvous.values.rank_time import JobTime, TimeSpent
 
 _NOTES = tuple(LoggedEvent(i, 1.0e9 + i, 1, "remark", "node", os.urandom(1000).hex()) for i in range(200))
 _PAST = Past(1.0, 2.0, "journal", _NOTES, tuple(RestartTimes(i, stop_s=1.0, node="n") for i in range(50)))
 
 
+_POINTS = tuple(
+    TimePoint(i, 1, i, JobTime(8, TimeSpent(forward=1.234 * i, waiting=0.567 * i))) for i in range(300)
+)
+
+
 def test_it_is_read_as_it_was_written() -> None:
-    assert decode_past(encode_past(_PAST, 10**9)) == _PAST
+    past = replace(_PAST, points=_POINTS)
+    assert decode_past(encode_past(past, 10**9)) == past
+
+
+def test_a_chart_takes_little_room_and_gives_way_to_events() -> None:
+    past = Past(1.0, 2.0, "journal", _NOTES[:8], points=_POINTS)
+    assert len(encode_past(replace(past, notes=()), 10**9)) < 8 * 1024
+    found = decode_past(encode_past(past, len(encode_past(past, 10**9)) - 1))
+    assert found == replace(past, points=_POINTS[::2])
 
 
 def test_it_fits_and_the_newest_events_stay() -> None:

@@ -52,7 +52,7 @@ CORE = {
         ),
         *within(
             "rounds",
-            "admission hang_examination healing event_log orders policy sealing snapshot stopping view",
+            "admission hang_examination healing event_log figures orders policy sealing snapshot stopping view",
         ),
         *within("replay", "records"),
         *within("service", "waiting_jobs"),
@@ -94,7 +94,7 @@ CORE = {
         *within("plan", "prediction profile step_model table"),
         *within("replay", "player what_if"),
         *within("submit", "job kubernetes slurm ssh"),
-        *within("web", "figures requests"),
+        *within("web", "requests"),
     },
 }
 # Rooms that have a core and a shell: their pure modules are entered one by one, as "health.page".
@@ -133,8 +133,8 @@ WINGS_NEED = {
     ),
     "web": needs(
         "rendezvous.access rendezvous.client.credential_files rendezvous.codec rendezvous.control rendezvous.embedded "
-        "rendezvous.grpc_io rendezvous.local_calls rendezvous.metrics rendezvous.pb rendezvous.service "
-        "rendezvous.values",
+        "rendezvous.grpc_io rendezvous.local_calls rendezvous.metrics rendezvous.pb "
+        "rendezvous.rounds rendezvous.service rendezvous.values",
         "grpc starlette uvicorn",
     ),
     "redundancy": needs(

@@ -13,7 +13,9 @@ from ddp_launch_wings.history import story_file
 from ddp_launch_wings.history.finished import FinishedJob, finished_jobs
 from ddp_launch_wings.history.story_file import Label
 from rendezvous.rounds.event_log import LoggedEvent, Past
+from rendezvous.rounds.figures import TimePoint
 from rendezvous.values.job_state import JobState, Phase
+from rendezvous.values.rank_time import JobTime, TimeSpent
 from rendezvous.values.types import JobSpec, Outcome
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, "all ranks finished", 0))
 ME = story_file.process_of(os.getpid())
 LABEL = Label("job", os.uname().nodename, os.getpid(), ME, "")
-PAST = Past(1000.0, 1060.0, "journal", (LoggedEvent(1, 1000.0, 1, "joined", "n", "n joined"),))
+NOTES = (LoggedEvent(1, 1000.0, 1, "joined", "n", "n joined"),)
+POINTS = (TimePoint(1005.0, 1, 9.0, JobTime(2, TimeSpent(forward=9.5))),)  # for the charts of the page
+PAST = Past(1000.0, 1060.0, "journal", NOTES, points=POINTS)
 
 
 def keep(folder: Path, label: Label = LABEL, past: Past = PAST, state: JobState = ENDED) -> str:

@@ -8,16 +8,16 @@ import math
 import random
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_launch_wings.web import feed
 from ddp_launch_wings.web.server import Behind, Page
 from rendezvous.access.auth import Gate
 from rendezvous.codec import answer_message, encode, wanted_in
 from rendezvous.diagnosing import stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.event_log import LoggedEvent
+from rendezvous.rounds.figures import TimePoint
 from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
 from rendezvous.values.job_state import Phase
 from rendezvous.values.questions import (
@@ -311,7 +311,9 @@ class Simulated:
         job = self._jobs[request.job_id]
         match method:
             case "GetJob":
-                return pb.GetJobResponse(job=encode(job.view()))
+                points = tuple(each for each in _past(job) if each.at > request.points_after)
+                view = replace(job.view(), points=points if request.HasField("points_after") else ())
+                return pb.GetJobResponse(job=encode(view))
             case "GetRestarts":
                 times = RestartTimes(2, 32.1, 0.41, 0.02, 0.06, 4.9, 0.52, 8.4, node=job.nodes[0])
                 return pb.GetRestartsResponse(times=[encode(times)])
@@ -357,9 +359,6 @@ class Pages:
         behind = Behind(Gate(""), lambda _identity, _peer: Simulated(*self._jobs), lambda *_: None)
         page = Page(behind)
         self._pages.append(page)
-        for job in self._jobs:  # what the page would have recorded
-            for point in _past(job):
-                page.recorder.offer(job.job, point)
         return await page.start("127.0.0.1", 0)
 
     async def _end(self) -> None:
@@ -386,6 +385,5 @@ def simulated_page(*jobs: Simulation) -> Iterator[Pages]:
 def _past(job: Simulation) -> Iterator[Any]:
     at = job.began + 10
     while at < time.time():
-        ranks = [RankTime(0, job.spent(at), job.step(at))]
-        yield feed.point_of(at, job.generation(at), job.whole(at), ranks)
+        yield TimePoint(at, job.generation(at), job.step(at), job.whole(at))
         at += 5.0

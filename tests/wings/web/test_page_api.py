@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from authority import Authority
 from launched import Launched, eventually
-from paging import Client, Site, site
+from paging import Client, Site, job_at, site
 from serve_settings import parse_serve
 from served import SOON_S
 from test_auth_gate import command
@@ -330,6 +330,21 @@ def test_a_service_that_restarts_is_found_again(shared: Site, job: Launched) -> 
         assert snapshot["job"]["job"] == JOB
         until(events, "ranks", lambda ranks: len(ranks["rows"]) == 2)
     assert job.agent.poll() is None
+
+
+def test_the_charts_outlive_the_job_and_the_service(shared: Site, job: Launched) -> None:
+    with job_at(shared, "charted") as one:
+        with shared.client().events("charted") as events:
+            until(events, "points")
+        (one.there / "q-end").write_text("")
+        assert one.wait() == 0
+    assert shared.service.end(signal.SIGTERM) == 0
+    shared.start()
+    with shared.client().events("charted") as events:
+        _, snapshot = until(events, "snapshot")
+    assert snapshot["job"]["is_over"]
+    assert [point[2] for point in snapshot["points"]][-1:] == [2]
+    assert snapshot["points"][-1][3] > snapshot["points"][0][3], "steps of a rank, when it ended"
 
 
 def test_an_abort_ends_the_job(shared: Site, job: Launched) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ddp_launch_wings.web.feed import Feeds, Recorder
+from ddp_launch_wings.web.feed import Feeds
 from rendezvous.pb import rendezvous_pb2 as pb
 
 
@@ -35,7 +35,7 @@ class _Caller:
 def test_a_job_that_answers_late_delays_only_those_who_look_at_it() -> None:
     async def story() -> None:
         caller = _Caller()
-        feeds = Feeds(caller, Recorder(caller, lambda: None))
+        feeds = Feeds(caller)
         both = [asyncio.create_task(feeds.of("slow")) for _ in range(2)]
         async with asyncio.timeout(60.0):
             fast = await feeds.of("fast")

@@ -86,6 +86,16 @@ def test_from_the_start_of_a_job_to_its_end(browser: Browser, served: Site, tmp_
             ).to_be_visible()
             expect(page.get_by_role("button", name="Abort", exact=True)).to_be_hidden()
             assert job.wait() != 0
+        lose_all_but_the_store(page, served)
+
+
+def lose_all_but_the_store(page: Page, served: Site) -> None:
+    assert served.service.end(signal.SIGTERM) == 0
+    served.start()
+    page.reload()
+    expect(page.locator(".head .badge")).to_have_text("failed")
+    for chart in ("Throughput", "Step time", "Goodput"):
+        expect(page.get_by_role("img", name=re.compile(rf"{chart}: .*\d"))).to_be_visible()
 
 
 def look_at_a_rank(page: Page) -> None:

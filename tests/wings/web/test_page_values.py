@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ddp_launch_wings.web.figures import MOST_POINTS, Series, point_of
+from ddp_launch_wings.web.feed import point_view
 from ddp_launch_wings.web.requests import Backlog, BadRequest, logs_request, order_request, wire
-from rendezvous.values.rank_time import CLASSES, JobTime, RankTime, TimeSpent
+from rendezvous.rounds.figures import TimePoint
+from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent
 
 REPLACING = frozenset({"job"})
 
@@ -59,38 +60,6 @@ def test_an_event_is_one_line_of_data() -> None:
     assert text.count("\n") == 4
 
 
-# --- figures -------------------------------------------------------------------------------------------------
-
-
-def spent(seconds: float, ranks: int = 2) -> JobTime:
-    return JobTime(ranks, TimeSpent(forward=seconds * ranks))
-
-
-def test_a_series_covers_the_whole_job() -> None:
-    series = Series()
-    for number in range(5 * MOST_POINTS):
-        series = series.offered(point_of(number, 1, spent(number + 1.0), [RankTime(0, TimeSpent(), number)]))
-    assert MOST_POINTS // 2 <= len(series.points) <= MOST_POINTS
-    assert series.points[0].at == 0
-    assert series.points[-1].at >= 5 * MOST_POINTS - series.every
-    gaps = {b.at - a.at for a, b in zip(series.points, series.points[1:], strict=False)}
-    assert gaps == {series.every}
-
-
-def test_a_point_without_news_is_left_out() -> None:
-    one = point_of(1.0, 1, spent(3.0), [])
-    series = Series().offered(one).offered(point_of(2.0, 1, spent(3.0), []))
-    assert series.points == (one,)
-    assert series.offered(point_of(3.0, 2, spent(3.0), [])).added == 2  # a new generation is news
-
-
-def test_steps_are_those_of_a_rank_on_average() -> None:
-    ranks = [RankTime(0, TimeSpent(), 10), RankTime(1, TimeSpent(), 11)]
-    point = point_of(1.0, 1, spent(3.0), ranks)
-    assert point.steps == 10.5
-    assert dict(zip(CLASSES, point.spent, strict=True))["forward"] == 6.0
-
-
 # --- requests ------------------------------------------------------------------------------------------------
 
 
@@ -138,9 +107,9 @@ def test_a_question_for_output_that_is_not_one_is_refused(bad: bytes) -> None:
         logs_request(bad)
 
 
-def test_a_point_ends_with_the_hidden_communication() -> None:
-    point = point_of(1.0, 1, JobTime(2, TimeSpent(backward=8.0), hidden=2.5), [RankTime(0, TimeSpent(), 3)])
-    assert point.as_list()[4 + len(CLASSES) :] == [2.5]
+def test_a_point_has_all_classes_and_ends_with_the_hidden_communication() -> None:
+    point = TimePoint(1.0, 1, 3.0, JobTime(2, TimeSpent(start=4.0, idle=8.0), hidden=2.5))
+    assert point_view(point) == [1.0, 1, 2, 3.0, 4.0, *(0.0 for _ in CLASSES[2:]), 8.0, 2.5]
 
 
 def test_requests_are_read() -> None:
