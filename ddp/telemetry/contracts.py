@@ -30,6 +30,7 @@ DEBUG = "DDP_DEBUG"  # what a rank does while one of them is debugged: one of th
 DEBUG_IN_TERMINAL, DEBUG_OTHER = "terminal", "other"
 STEP_PROFILE, STEP_PROFILE_STEPS = "DDP_STEP_PROFILE", "DDP_STEP_PROFILE_STEPS"  # of `ddp-launch plan`
 REHEARSAL = "DDP_REHEARSAL"  # of `ddp-launch rehearse`: where its ranks record their steps
+SHARE_COMPILED = "DDP_SHARE_COMPILED"  # `--share-compiled`
 CALL_FOLDER = "DDP_CALL_FOLDER"  # from `ddp.launch` to its ranks: the folder with the function
 ENDING_FILE = "DDP_ENDING_FILE"  # from `ddp.launch` to the command: where it writes how the job has ended
 BACKEND, TIMEOUT_S, NATIVE = "DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE"  # from the user to the library

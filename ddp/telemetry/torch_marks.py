@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import collective_marks, comm_words, guard, profiling, status_page, torch_api, torch_names
 from .collective_marks import format_ranks, given_timeout_s
-from .contracts import DEBUG, LONGEST_GROUP_NAME, REHEARSAL, STEP_PROFILE, STEP_PROFILE_STEPS
+from .contracts import DEBUG, LONGEST_GROUP_NAME, REHEARSAL, SHARE_COMPILED, STEP_PROFILE, STEP_PROFILE_STEPS
 from .observing import Observer
 from .status_page import BACKWARD, CHECKPOINT, COMMUNICATE, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 from .values import follow_writers
@@ -379,10 +379,13 @@ def install() -> None:
         with contextlib.suppress(ImportError, AttributeError):  # the warning says what this torch lacks
             mark(page)
     install_step_profile()
-    if os.environ.get(REHEARSAL):
-        from _ddp_launch_entry import LIBRARY, find
+    for asked in filter(os.environ.get, (REHEARSAL, SHARE_COMPILED)):
+        try:
+            from _ddp_launch_entry import LIBRARY, find
 
-        find(LIBRARY, REHEARSAL)()
+            find(LIBRARY, asked)()
+        except Exception as error:
+            sys.stderr.write(f"ddp-launch: {asked} has no effect: {error}\n")
     if status_page.traces_collectives():
         torch_api.switch_recorder_on()
         collective_marks.install(page)

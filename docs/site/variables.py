@@ -31,6 +31,7 @@ OF_A_RANK = {
     "DDP_STEP_PROFILE": "where a rank of [`ddp-launch plan`](../plan.md) leaves the profile of its steps",
     "DDP_STEP_PROFILE_STEPS": "how many steps it records",
     "DDP_REHEARSAL": "where a rank of [`ddp-launch rehearse`](../rehearse.md) records its steps",
+    "DDP_SHARE_COMPILED": "the value of [`--share-compiled`](../compiled.md)",
     "DDP_GUARD": "the socket on which the rank reports errors of collectives",
 }
 

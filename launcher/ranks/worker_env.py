@@ -16,6 +16,7 @@ from launcher.template.contracts import (
     RESUME_FILE,
     RESUME_PATH,
     SCRATCH,
+    SHARE_COMPILED,
     TOPOLOGY,
 )
 from rendezvous.values.late_dataclass import dataclass
@@ -106,6 +107,8 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         env[RESUME_FILE] = spec.resume_file
     elif environ.get(RESUME_FILE):
         env[RESUME_FILE] = ""
+    if spec.share_compiled:
+        env[SHARE_COMPILED] = spec.share_compiled
     if spec.redundancy:
         env[REDUNDANCY] = spec.redundancy
     if unit := _unit(spec, environ):

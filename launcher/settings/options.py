@@ -394,6 +394,14 @@ RANKS = (
         "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
     ),
     _ours(
+        "--share-compiled",
+        "memory|DIR",
+        None,
+        values.path,
+        "give what torch.compile has made to ranks that start later, on any node, so that they compile nothing again. "
+        "memory: within this job; DIR: also keep it there for the next start of the job",
+    ),
+    _ours(
         "--redundancy",
         "CODE",
         None,

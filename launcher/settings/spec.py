@@ -195,6 +195,9 @@ class LaunchSpec:
         ""  # arguments for the script after a failure, with {path} for what its ranks have saved
     )
     resume_file: str = ""  # where a job that starts later finds that path
+    share_compiled: str = (
+        ""  # memory, or a folder: what torch.compile has made is carried to ranks that start later
+    )
     redundancy: str = ""  # what other nodes keep of commits of ddp.elastic
     preflight: str = "report"  # off, report, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory

@@ -183,6 +183,7 @@ WINGS_NEED = {
         "launcher.replaying rendezvous.control rendezvous.machine rendezvous.replay rendezvous.rounds.admission "
         "rendezvous.values"
     ),
+    "compiled": needs("", "torch"),
     "rehearse": needs(
         "ddp.telemetry.contracts launcher.settings.arguments launcher.settings.values launcher.template.contracts "
         "rendezvous.values.durations rendezvous.values.error_codes rendezvous.values.late_dataclass",
@@ -412,6 +413,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "rendezvous.local_calls": "an agent loads it for ddpctl, without the packages of the page",
     "ddp_launch_wings.etcd.store": "a door of its own: the service opens it, and `upkeep` is another door",
     "ddp_launch_wings.etcd.owner": "with its importer it would have more lines than a file may have",
+    "ddp_launch_wings.compiled.between_nodes": "a theory of its own: what goes from node to node, tested without ranks",
     "ddp_launch_wings.web.feed": "with its importer it would have more lines than a file may have",
     "ddp_launch_wings.completion.scripts": "ddpctl and ddp-rendezvous load it without the options of ddp-launch",
     "launcher.failure.symptoms": "with its importer it would have more lines than a file may have",
@@ -433,8 +435,8 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 # lines in 260 files.
 MOST_HOUSE_LINES = 67_995
 MOST_HOUSE_FILES = 308
-MOST_WING_LINES = 17_621
-MOST_WING_FILES = 93
+MOST_WING_LINES = 18_108
+MOST_WING_FILES = 97
 # The tests, and of these what is no file of tests. Both may only fall; the goals are 68,000 and 20,000.
 MOST_TEST_LINES = 92_956
 MOST_TEST_SUPPORT_LINES = 31_956

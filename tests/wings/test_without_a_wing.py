@@ -50,6 +50,7 @@ ASKED = {
     ),
     "web": Asked(command("ddp_launch", "--web", "--nproc-per-node", "1", "train.py")),
     "redundancy": Asked("from ddp.elastic import State; State(redundancy='auto')", code=""),
+    "compiled": Asked("import _ddp_launch_entry as e; e.find(e.LIBRARY, 'DDP_SHARE_COMPILED')", code=""),
     # The job is not affected.
     "diagnostics": Asked("import ddp; ddp.check_numerics", code=""),
     "health_sources": Asked(
