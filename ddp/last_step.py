@@ -86,7 +86,8 @@ def on_failure(save: Any = None, *, limit_s: float = LIMIT_S) -> Any:
             raise WrongUse(_refusal(kind))
         if not status_page.once("a function to save"):
             raise WrongUse("ddp.on_failure was called before. Save everything in one function")
-        _LastStep(save, limit_s).install()
+        if guard.start().has_agent:  # else the variable is left from a launcher
+            _LastStep(save, limit_s).install()
     return save
 
 

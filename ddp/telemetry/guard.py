@@ -259,6 +259,7 @@ class Guard:
         self._aborted = threading.Event()
         self.peers = Peers()
         self._socket = _connect(path)
+        self.has_agent = self._socket is not None
         self._send_lock = threading.Lock()
         self._received = b""
         self._release = Release(self.peers, _asynchronous_backends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -230,6 +231,27 @@ def test_shards_are_refused_and_without_a_launcher_there_is_no_effect(optimizer:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.search(named, done.stdout)
+
+
+LEFT_OVER = """
+import os, signal, torch, ddp
+ddp.on_failure(lambda reason: print("saves") or "path")
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(3):
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+os.kill(os.getpid(), signal.SIGTERM)
+signal.sigtimedwait([], 20.0)
+"""
+
+
+def test_variables_that_are_left_from_a_launcher_have_no_effect(tmp_path: Path) -> None:
+    """SIGTERM ends the process at once: nobody waits for what it could save."""
+    left = os.environ | {"DDP_SCRATCH": str(tmp_path), "DDP_GUARD": str(tmp_path / "gone")}
+    command = [sys.executable, "-c", LEFT_OVER]
+    done = subprocess.run(command, env=left, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
 
 
 @NIGHTLY
