@@ -323,8 +323,9 @@ def _accesses(instruction: Any) -> list[tuple[str, str]]:
 _MOST_FILES = 200
 
 
+@functools.cache
 def sources() -> dict[str, int]:
-    """Checksums of the script and of what it has imported from its folder, as they are now."""
+    """Checksums of the script and of what it has imported from its folder, at the first call: a survivor has that."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if not main:
         return {}
@@ -341,12 +342,6 @@ def sources() -> dict[str, int]:
             except OSError:
                 continue
     return found
-
-
-@functools.cache
-def sources_once() -> dict[str, int]:
-    """The same when it is called first: a survivor still has what it has read then."""
-    return sources()
 
 
 def tell_of_sources(rank: int, of_ranks: Sequence[Mapping[str, int]]) -> None:

@@ -295,6 +295,7 @@ class State:
         self._contents = Contents(named)
         self._named = tuple(named.values())
         self._steps = None if on_step is None else StepsDone(on_step, self._contents.fields, scope)
+        forgotten.sources()  # a file may be edited while the script reads its data
         self._looks: FirstLooks | None = FirstLooks()
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._every, self._disk_every, self._keep, self._overlap = every, disk_every, keep, overlap
@@ -393,7 +394,7 @@ class State:
         is_whole = parts == 1 and not self._contents.averagers
         survivor, self._survivor = self._survivor or self._as_survivor(), None
         position = survivor.position(node, is_whole) if survivor is not None else None
-        sources, problem = forgotten.sources_once(), self._take_lease(team)
+        sources, problem = forgotten.sources(), self._take_lease(team)
         told = team.gather((position, commits.TeamMember(node, part, parts), sources, problem))
         positions, members, all_sources, problems = tuple(zip(*told, strict=True))
         if problem := next(filter(None, problems), ""):

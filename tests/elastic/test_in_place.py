@@ -215,3 +215,39 @@ def test_a_rank_that_gloo_holds_forever_gets_a_new_process(tmp_path: Path) -> No
     assert sorted(job.codes) == [-9, 0, 0, 0, 1]
     said = (tmp_path / "rank0").read_text()
     assert "rank 0 cannot leave send in torch.distributed.distributed_c10d" in said
+
+
+EDITED = """
+import os, signal, torch, torch.distributed as dist, ddp
+from ddp import elastic
+
+ddp.init()
+model = ddp.DistributedDataParallel(torch.nn.Linear(2, 1))
+state = elastic.State(model=model, step=0)
+if os.environ["DDP_GENERATION"] == "1":
+    dist.barrier()  # both have their State
+    if os.environ["RANK"] == "1":
+        with open(__file__, "a") as file:
+            file.write("# edited")
+    dist.barrier()
+
+def train():
+    while state.step < 4:
+        model(torch.ones(1, 2)).sum().backward()
+        state.step += 1
+        state.commit()
+        if (state.step, os.environ["RANK"], os.environ["DDP_GENERATION"]) == (2, "1", "1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+state.run(train)
+state.close()
+ddp.shutdown()
+"""
+
+
+def test_a_file_that_is_edited_before_the_training_begins_is_named_after_a_heal(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EDITED)
+    job = Job(tmp_path / "train.py", tmp_path, [2], {})
+    job.play()
+    assert sorted(job.codes) == [-9, 0, 0]
+    assert "the ranks run different versions of train.py" in (tmp_path / "rank0").read_text()
