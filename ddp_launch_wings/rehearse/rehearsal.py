@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -215,7 +216,7 @@ class _Stage:
         raise CannotRehearse(f"the service of the rehearsal did not start: see {self._folder}/output.")
 
     def _start_agent(self, node: int) -> None:
-        asked, events = self._asked, f"{self._record}/events"
+        asked, events = self._asked, shlex.quote(f"{self._record}/events")
         command = [sys.executable, "-m", "launcher", *asked.options]
         if asked.nodes > 1:
             command += ["--rendezvous", self._place, "--insecure", "--rdzv-id", "rehearsal"]
@@ -225,7 +226,7 @@ class _Stage:
             and not asked.sets_hang_timeout
         ):
             command += ["--hang-timeout", _HANG]
-        command += ["--log-dir", f"{self._folder}/logs", "--on-event", f"(cat; echo) >> '{events}'"]
+        command += ["--log-dir", f"{self._folder}/logs", "--on-event", f"(cat; echo) >> {events}"]
         command += [word.replace("{run}", self._work) for word in asked.words]
         if self._networks is not None:
             at = command.index("launcher") + 1
@@ -576,7 +577,6 @@ def _asked(given: dict[str, str], options: list[str], script: list[str], environ
     limit = seconds_in(given.get("--limit", "10m"))
     if not limit:
         raise UsageError(f"invalid --limit {printable(given['--limit'])}: use a duration, for example 10m.")
-    step = _number(given, "--at-step", 1) if "--at-step" in given else None
     out = os.path.abspath(given.get("--out") or f"rehearsal-{time.strftime('%m%d-%H%M%S')}")
     if os.path.exists(out):
         raise UsageError(f"--out {printable(out)} exists. Name a new folder.")
@@ -588,7 +588,7 @@ def _asked(given: dict[str, str], options: list[str], script: list[str], environ
         int(nodes.rpartition(":")[2]),
         _play(given.get("--play", ",".join(faults.USUAL))),
         _number(given, "--seed", 0),
-        step,
+        _number(given, "--at-step", 1) if "--at-step" in given else None,
         _paths(given.get("--compare", "")),
         out,
         limit,

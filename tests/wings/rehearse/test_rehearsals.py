@@ -90,8 +90,10 @@ def test_a_generator_that_is_not_kept_is_named(tmp_path: Path) -> None:
 
 
 def test_a_state_loses_nothing(tmp_path: Path) -> None:
-    code, found, said = rehearse(tmp_path, KEPT, "--play", "kill", "--seed", "3")
+    (folder := tmp_path / "Ann's runs").mkdir()
+    code, found, said = rehearse(folder, KEPT, "--play", "kill", "--seed", "3")
     (played,) = found["faults"]
+    assert played["restart_s"], "the seconds by part"
     assert (code, played["verdict"], played["lost_steps"]) == (0, "same", 0), said
     assert "no difference" in said
 
