@@ -88,6 +88,15 @@ COMPILED_AUTOGRAD = Name(
     Use.READ,
     "the time that torch's DDP waits for collectives",
 )
+COMPILE_LOCK, GRAPH_COUNTERS, COMPILER_CACHE_FOLDER, COMPILED_ARTIFACTS = (
+    Name(owner, name, Use.READ, "--share-compiled")
+    for owner, name in (
+        ("torch._dynamo.convert_frame", "compile_lock"),
+        ("torch._dynamo.utils", "counters"),
+        ("torch._inductor.runtime.cache_dir_utils", "cache_dir"),
+        ("torch.compiler._cache:CacheArtifactManager", "_seen_artifacts"),
+    )
+)
 SET_GROUP_NAME = Name(_GROUP, "_set_group_name", Use.PATCHED, f"{_GUARD} for groups that are created late")
 
 # --- what is called ----------------------------------------------------------------------------------
@@ -276,6 +285,7 @@ NAMES: tuple[Name, ...] = (
         RECORD_OF_NCCL,
         PYTHON_REDUCER,
     ),
+    *(COMPILE_LOCK, GRAPH_COUNTERS, COMPILER_CACHE_FOLDER, COMPILED_ARTIFACTS),
     *HOOKS_OF_ALL_MODULES,
     *_OVERRIDDEN,
     *_INHERITED,

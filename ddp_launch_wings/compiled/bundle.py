@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.telemetry import torch_api, torch_names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -78,16 +80,12 @@ def _script() -> str:
 
 
 def cache_folder() -> str:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
+    return str(torch_api.get(torch_names.COMPILER_CACHE_FOLDER)())
 
 
 def amount() -> int:
     """Grows when torch compiles, and takes nothing: a save is worth while after it."""
-    from torch.compiler import _cache
-
-    return len(_cache.CacheArtifactManager._seen_artifacts)
+    return len(torch_api.get(torch_names.COMPILED_ARTIFACTS))
 
 
 def collect(started: float) -> bytes | None:

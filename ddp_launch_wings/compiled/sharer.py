@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ddp.telemetry import torch_api, torch_names
 from ddp_launch_wings.compiled import between_nodes, bundle
 
 if TYPE_CHECKING:
@@ -66,9 +67,8 @@ class Sharer:
             data = self._read(os.path.join(folder, _name(self._key)))
             if data is not None and self._use(data, f"from {folder}"):
                 return
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-        if restarts and nodes > 1:
+        if int(between_nodes.generation() or 1) > 1 and nodes > 1:  # in the first, nobody has anything
             ranks = nodes if bundle.device() else int(os.environ["WORLD_SIZE"])
             data = between_nodes.ask(between_nodes.connected(), self._key, ranks)
             if data is not None and self._use(data, "from another node"):
@@ -113,8 +113,7 @@ class Sharer:
             _say(f"compiled code is not shared: {error or type(error).__name__}")
 
     def _save_if_quiet(self) -> None:
-        from torch._dynamo.convert_frame import compile_lock
-
+        compile_lock = torch_api.get(torch_names.COMPILE_LOCK)
         if not compile_lock.acquire(blocking=False):
             self._quiet = 0
             return
@@ -141,9 +140,7 @@ def _has_artifacts() -> bool:
 
 
 def _graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+    return int(torch_api.get(torch_names.GRAPH_COUNTERS)["stats"]["unique_graphs"])
 
 
 def _name(key: str) -> str:

@@ -117,6 +117,7 @@ def test_a_node_that_replaces_a_lost_one_compiles_nothing(launch: Launch, tmp_pa
     assert "compiled parts from another node" in newcomer.stderr() + newcomer.stdout()
 
 
+@pytest.mark.nightly(instead="::test_a_node_that_replaces_a_lost_one_compiles_nothing")
 def test_a_second_start_finds_it_on_disk_and_a_damaged_file_is_left_alone(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ ddp.shutdown()
 """
 
 
+@pytest.mark.nightly(instead="::test_a_node_that_replaces_a_lost_one_compiles_nothing")
 def test_a_heal_keeps_the_compiled_code_of_survivors_and_its_replacement_compiles_nothing(
     launch: Launch, tmp_path: Path
 ) -> None:
