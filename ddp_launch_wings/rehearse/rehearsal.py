@@ -1,7 +1,7 @@
 """`ddp-launch rehearse [options] train.py [args ...]`: runs the script undisturbed, and with one fault each.
 
-A run is a real job of `ddp-launch` with the options of the user. It works in a folder of its own, which has links to
-what the current folder contains, so that no run finds the checkpoints of another one. Its ranks record their steps
+A run is a real job of `ddp-launch` with the options of the user. It works in a folder of its own, which has copies of
+what the current folder contains, so that no run writes to the user's files. Its ranks record their steps
 (`recorder.py`), and play what a rank can do to itself. What is done from outside waits until a rank has reached the
 step: the rank writes a file and waits for the answer.
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _LOOK_S, _STOP_S, _CUT_S, _START_S = 0.01, 40.0, 20.0, 30.0
 _SHOWN_LINES, _MOST_TEXT = 15, 1 << 20
+_MOST_COPIED, _MOST_ENTRIES = 256 << 20, 5_000  # for each run, of the current folder
 _NODE = "REHEARSED_NODE"  # in all processes of one node of a run
 _HANG = "15s"  # of runs with a process that is stopped, unless the user has set it
 _IN_SMALL_DISK = """\
@@ -80,7 +81,7 @@ class Asked:
 def rehearse(asked: Asked, tell: Callable[[str], None]) -> Rehearsal:
     signal.signal(signal.SIGTERM, _interrupt)  # like Ctrl-C: no job is left behind
     tell("runs the script undisturbed, twice")
-    first = _Stage(asked, "undisturbed-1", None).run()
+    first = _Stage(asked, "undisturbed-1", None).run(tell)
     _check(first)
     again = _Stage(asked, "undisturbed-2", None).run()
     unstable = {each.path for each in compared_files(first.files, again.files)}
@@ -163,10 +164,14 @@ class _Stage:
         self._service: subprocess.Popen[bytes] | None = None
         self._frozen: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> Run:
+    def run(self, tell: Callable[[str], None] | None = None) -> Run:
         os.makedirs(self._record)
         left_out = {os.path.join(os.getcwd(), path) for path in self._asked.compare}
-        _mirror(os.getcwd(), self._work, left_out | {self._asked.out})
+        mirror = _Mirror()
+        mirror.make(os.getcwd(), self._work, left_out | {self._asked.out})
+        if tell is not None and (linked := mirror.linked):
+            more = f" and {len(linked) - 3} more" if len(linked) > 3 else ""
+            tell(f"too large to copy, so the script works on your own: {', '.join(linked[:3])}{more}")
         plan: dict[str, Any] = {}
         if self._play is not None:
             play = self._play
@@ -333,16 +338,40 @@ class _Stage:
         return Run(self._play, code, seconds, parts, said, tracks, files, tuple(shared.items()), self._folder)
 
 
-def _mirror(source: str, target: str, left_out: set[str]) -> None:
-    """Links to all that is in the folder; a folder with something that is left out is a folder of links."""
-    os.makedirs(target)
-    for entry in os.scandir(source):
-        if entry.path in left_out:
-            continue
-        if any(path.startswith(f"{entry.path}/") for path in left_out) and entry.is_dir():
-            _mirror(entry.path, os.path.join(target, entry.name), left_out)
-        else:
-            os.symlink(entry.path, os.path.join(target, entry.name))
+class _Mirror:
+    """Copies what is in a folder, so that a script which writes there does not write to the user's files.
+
+    Linked are sources, which a script only reads, and what is large, hidden or too much. `linked` has the large ones.
+    """
+
+    def __init__(self) -> None:
+        self.linked: list[str] = []
+        self._bytes, self._entries = _MOST_COPIED, _MOST_ENTRIES
+
+    def make(self, source: str, target: str, left_out: set[str]) -> None:
+        os.makedirs(target)
+        for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+            at = os.path.join(target, entry.name)
+            if entry.path in left_out:
+                continue
+            is_link = entry.is_symlink() or entry.name.endswith(".py")
+            is_within = any(path.startswith(f"{entry.path}/") for path in left_out)
+            is_copied = self._entries > 0 and not entry.name.startswith(".")
+            if entry.is_dir(follow_symlinks=False) and (is_within or is_copied):
+                self.make(entry.path, at, left_out)
+            elif not is_link and entry.is_file() and self._has_room(entry.stat().st_size):
+                shutil.copy2(entry.path, at)
+            else:
+                os.symlink(entry.path, at)
+                if not is_link and not entry.name.startswith("."):
+                    self.linked.append(entry.path)
+
+    def _has_room(self, size: int) -> bool:
+        self._entries -= 1
+        if size > self._bytes or self._entries < 0:
+            return False
+        self._bytes -= size
+        return True
 
 
 def _mark_of(pid: int) -> str:

@@ -91,7 +91,11 @@ def test_a_generator_that_is_not_kept_is_named(tmp_path: Path) -> None:
 
 def test_a_state_loses_nothing(tmp_path: Path) -> None:
     (folder := tmp_path / "Ann's runs").mkdir()
-    code, found, said = rehearse(folder, KEPT, "--play", "kill", "--seed", "3")
+    (own := folder / "notes" / "best.txt").parent.mkdir()
+    own.write_text("mine")
+    appends = 'with open("notes/best.txt", "a") as file:\n    file.write("more")\n'
+    code, found, said = rehearse(folder, KEPT + appends, "--play", "kill", "--seed", "3")
+    assert own.read_text() == "mine"
     (played,) = found["faults"]
     assert played["restart_s"], "the seconds by part"
     assert (code, played["verdict"], played["lost_steps"]) == (0, "same", 0), said
