@@ -104,6 +104,43 @@ def mark_group_creation(page: Page) -> None:
     torch_api.patch(torch_names.NEW_GROUP, wrap)
 
 
+# --- the end of process groups ---------------------------------------------------------------------
+#
+# The destructor of a Gloo group joins its threads, with the GIL held. One that still releases the tensors of its last
+# collective waits for the GIL: neither goes on. Most scripts do not meet this, because their first import of
+# torch._dynamo, inside of their `main`, leaves references to its variables. A rank that has it from the start meets it.
+
+_GLOO_THREAD = "pt_gloo_runloop\n"
+_RESTS_WITHIN_S, _LOOK_S = 1.0, 0.0005
+
+
+def _rest_before_groups_end(_page: Page) -> None:
+    """Let the threads of Gloo finish before torch destroys groups."""
+    import torch.distributed as dist
+
+    def before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        threads = [task for task in os.listdir("/proc/self/task") if _of_task(task, "comm") == _GLOO_THREAD]
+        deadline = time.monotonic() + _RESTS_WITHIN_S
+        while not all(map(_waits_for_work, threads)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)  # without the GIL
+
+    observer = Observer("the rest before groups end")
+    ending = observer.around(dist.destroy_process_group, before, lambda _state: None)
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = ending
+
+
+def _waits_for_work(task: str) -> bool:
+    """It waits without a limit. For the GIL, threads wait with one. True if the kernel does not tell."""
+    call = _of_task(task, "syscall").split()
+    return call != ["running"] and (len(call) < 5 or int(call[4], 16) == 0)
+
+
+def _of_task(task: str, name: str) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/{name}") as file:
+        return file.read()
+    return ""
+
+
 class _Creation:
     __slots__ = ("backend", "phase", "ticket")
 
@@ -375,7 +412,7 @@ def install() -> None:
         return
     page = status_page.page()
     atexit.register(page.phase, EXITING)
-    for mark in (*_MARKS, mark_group_creation):
+    for mark in (*_MARKS, mark_group_creation, _rest_before_groups_end):
         with contextlib.suppress(ImportError, AttributeError):  # the warning says what this torch lacks
             mark(page)
     install_step_profile()

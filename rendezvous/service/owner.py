@@ -428,12 +428,12 @@ class OpenJob:
                 watcher.put(None)
 
     def _take_point(self, state: JobState) -> None:
-        began, point = time.monotonic(), point_of(time.time(), state)
+        began, point = time.thread_time(), point_of(time.time(), state)
         if point is None:
             return
         self.figures = self.figures.offered(point, is_last=state.phase is Phase.ENDED)
-        now = time.monotonic()
-        self._next_point_at = began + max(0.9 * _POINT_EVERY_S, (now - began) / _POINT_SHARE)
+        now, cost_s = time.monotonic(), time.thread_time() - began
+        self._next_point_at = now + max(0.9 * _POINT_EVERY_S, cost_s / _POINT_SHARE)
         if now - self._points_told_at >= _POINTS_UNTOLD_S:
             self._points_told_at = now
             self._tell_news()

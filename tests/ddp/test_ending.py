@@ -28,3 +28,27 @@ def test_an_end_without_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         finally:
             peer.kill()
     assert (done.returncode, done.stderr) == (3, "")
+
+
+ENDS_GROUPS = """
+import sys, torch, torch._dynamo, torch.distributed as dist
+from ddp.telemetry import status_page, torch_marks
+
+torch_marks._rest_before_groups_end(status_page.page())
+sys.setswitchinterval(100)  # the thread of Gloo gets the GIL only if somebody gives it away
+linear = torch.nn.Linear(2, 2)
+
+def trains():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(linear)  # holds the group until this function returns
+    dist.all_gather([torch.zeros(2)], torch.ones(2))
+    dist.destroy_process_group()
+
+for _ in range(100):
+    trains()
+"""
+
+
+def test_a_group_ends_though_its_thread_releases_tensors() -> None:
+    """torch's own waits for ever: its destructor joins the thread, which waits for the GIL."""
+    subprocess.run([sys.executable, "-c", ENDS_GROUPS], timeout=200, check=True)

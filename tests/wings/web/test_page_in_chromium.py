@@ -76,6 +76,7 @@ def test_from_the_start_of_a_job_to_its_end(browser: Browser, served: Site, tmp_
             kill_a_rank(page, served)
             restart_the_ranks(page)
             lose_the_service(page, served)
+            see_charts(page)
             press(page, "Abort")
             page.get_by_label("Reason").fill("seen enough")
             keep(page, "abort", tmp_path)
@@ -94,6 +95,10 @@ def lose_all_but_the_store(page: Page, served: Site) -> None:
     served.start()
     page.reload()
     expect(page.locator(".head .badge")).to_have_text("failed")
+    see_charts(page)
+
+
+def see_charts(page: Page) -> None:
     for chart in ("Throughput", "Step time", "Goodput"):
         expect(page.get_by_role("img", name=re.compile(rf"{chart}: .*\d"))).to_be_visible()
 
