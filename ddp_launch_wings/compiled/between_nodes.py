@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from ddp.telemetry.contracts import GENERATION
 from ddp_launch_wings.compiled import bundle
 
 ANSWER_S = 10.0
@@ -26,7 +27,7 @@ _PREFIX = "ddp-compiled"
 
 
 def generation() -> str:
-    return os.environ.get("DDP_GENERATION", "")
+    return os.environ.get(GENERATION, "")
 
 
 def connected() -> Any:

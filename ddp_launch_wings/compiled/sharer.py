@@ -17,22 +17,21 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddp.telemetry import torch_api, torch_names
+from ddp.telemetry import contracts, torch_api, torch_names
 from ddp_launch_wings.compiled import between_nodes, bundle
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-ASKED = "DDP_SHARE_COMPILED"  # `memory`, or a folder
 _COMPILER = "torch._inductor.compile_fx"
 _TURN_S, _QUIET_TURNS = 1.0, 2
 
 
 def install() -> None:
     """Called in each rank when it has torch."""
-    started, asked = time.time(), os.environ[ASKED]
-    scratch = os.environ.get("DDP_SCRATCH", "")
+    started, asked = time.time(), os.environ[contracts.SHARE_COMPILED]  # `memory`, or a folder
+    scratch = os.environ.get(contracts.SCRATCH, "")
     folders = [folder for folder in (scratch, asked if asked != "memory" else "") if folder]
     sharer = Sharer(folders, started)
     if _COMPILER in sys.modules:
