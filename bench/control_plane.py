@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    page = os.path.join(ROOT, "docs", "performance.md")
+    page = os.path.join(ROOT, "docs", "operations.md")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="default: %(default)s")
     parser.add_argument("--kills", type=int, default=3, help="of each kind of leader (default 3)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of heartbeats (default %(default)s)")

@@ -150,10 +150,11 @@ def write_between_markers(path: str, name: str, text: str) -> None:
 
 
 def without_machine(text: str, before: str) -> str:
-    """Only the load average, if the page has already described this machine."""
-    found = re.search("Machine: (.*?); load", text)
-    known = found is not None and f"machine is: {found[1]}." in before
-    return text.replace(f"Machine: {found[1]}; load", "Load") if found and known else text
+    """If the page has already described this machine: only the load, and no word about rounds without a problem."""
+    found = re.search("Machine: (.*?); load average at the start", text)
+    if found is None or f"machine is: {found[1]}." not in before:
+        return text
+    return re.sub(r", 0 (runs )?without a figure\.", ".", text.replace(found[0], "Load"))
 
 
 def some_rows(text: str, begins: str) -> str:

@@ -277,7 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    page = os.path.join(ROOT, "docs", "performance.md")
+    page = os.path.join(ROOT, "docs", "operations.md")
     parser.add_argument("--jobs", type=int, default=100_000, help="default %(default)s")
     parser.add_argument("--at-once", type=int, default=8, help="jobs at the same time (default %(default)s)")
     parser.add_argument("--kept", type=int, default=1000, help="finished jobs (default %(default)s)")

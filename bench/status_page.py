@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=20, help="of steps, in each round")
     parser.add_argument("--calls", type=int, default=100_000, help="of each kind of write")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    page = os.path.join(ROOT, "docs", "performance.md")
+    page = os.path.join(ROOT, "docs", "status-page.md")
     parser.add_argument("--write-docs", metavar="FILE", nargs="?", const=page)
     options = parser.parse_args()
     if options.rank:

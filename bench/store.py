@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[32, 4096], help="default 32 4096")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument(
-        "--write-docs", metavar="FILE", nargs="?", const=os.path.join(ROOT, "docs", "performance.md")
+        "--write-docs", metavar="FILE", nargs="?", const=os.path.join(ROOT, "docs", "operations.md")
     )
     options = parser.parse_args()
     line, found = machine(), play(options)
