@@ -143,6 +143,7 @@ class Epochs:
         if resumed is not None and resumed["at epoch"] is None:  # the failure came before the first batch
             generators.set(resumed["generators"])
             resumed = None
+        at_failure = None if resumed is None else resumed["generators"]
         if resumed is None:
             self._at_epoch = {"generators": generators.get(), "shuffles": _shuffles(loader)}
         else:
@@ -154,9 +155,9 @@ class Epochs:
         self._drawn = self.batches
         for batch in loader:
             self.step_complete()
-            if resumed is not None and resumed["generators"] is not None:
-                generators.set(resumed["generators"])
-            resumed = None
+            if at_failure is not None:
+                generators.set(at_failure)
+            at_failure = None
             if self._drawn == self.batches:  # else its gradients are added to those of earlier ones
                 self._in_epoch.hold()
             self._drawn += 1
@@ -166,6 +167,8 @@ class Epochs:
                 self._count_if_stepped()
                 self._left_for = self.epoch + 1
                 raise
+        if at_failure is not None:  # the failure came behind the last batch
+            generators.set(at_failure)
         self.step_complete()
 
     def _save(self, path: Path) -> None:

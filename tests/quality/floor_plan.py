@@ -435,7 +435,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 # lines in 260 files.
 MOST_HOUSE_LINES = 68_162
 MOST_HOUSE_FILES = 309
-MOST_WING_LINES = 18_007
+MOST_WING_LINES = 18_010
 MOST_WING_FILES = 95
 # The tests, and of these what is no file of tests. Both may only fall; the goals are 68,000 and 20,000.
 MOST_TEST_LINES = 92_538

@@ -232,15 +232,15 @@ def test_a_death_changes_nothing_of_an_example(tmp_path: Path, program: str) -> 
 
 @NIGHTLY
 def test_accelerate_with_loops_that_are_left_and_a_second_one(start: Callable[..., Launched]) -> None:
-    """Two calls of `over`, and `break` after five of twelve batches, in 3 epochs each."""
+    """Two calls of `over` with 3 epochs each, and `break` after five of twelve batches, but not in the second epoch."""
     plan = {"calls": 2, "leaves_after": 4}
     calm = played(start(ACCELERATE, **plan))
-    assert max(each["step"] for each in calm.lines("loss")) == 2 * 3 * 5 - 1
-    places = ("evaluation 1", 13, "evaluation 1")  # the last one is in the second call
+    assert max(each["step"] for each in calm.lines("loss")) == 2 * (5 + 12 + 5) - 1
+    places = ("evaluation 0", "evaluation 1", 19, "evaluation 0")  # the last one is in the second call
     deaths = {str(1 + n): death(n % 2, place, 0) for n, place in enumerate(places)}
     said = played(start(ACCELERATE, die=deaths, **plan))
     assert_the_same(said, calm)
-    assert said.begun() == [10, 13, 25]
+    assert said.begun() == [5, 17, 19, 27]
 
 
 def test_a_second_job_with_the_folder_of_another_is_told(start: Callable[..., Launched]) -> None:
