@@ -1,6 +1,6 @@
 """Each command of docs/deploy.md: run here as far as it can be, and none that nobody looks at.
 
-What kubectl asks a cluster is run, as it stands, by test_control_plane.
+What kubectl asks a cluster is not run: there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
 _JOB_FILE = 'name = "train"\nimage = "train:7"\nscript = ["train.py"]\nnodes = 2\n[ssh]\nhosts = ["a", "b"]\n'
 _UNIT = _ROOT / "deploy" / "systemd" / "ddp-rendezvous.service"
-# Asked of a cluster, in the blocks that test_control_plane runs, or of what only root of a machine may change.
+# Asked of a cluster, in the blocks of an overlay, or of what only root of a machine may change.
 _OF_A_CLUSTER = ("rollout status", "wait --for", "get secret", "apply -f")
 _OF_A_MACHINE = ("systemctl", "systemd-sysusers", "install", "chgrp", "chmod", "podman push")
 

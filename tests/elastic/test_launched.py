@@ -97,31 +97,6 @@ def launch(tmp_path: Path, said: Path) -> Iterator[Callable[..., Launched]]:
         job.clean_up()
 
 
-@pytest.mark.nightly(instead=("shell/test_checkpoint_requests.py", "elastic/test_guarded.py"))
-def test_a_checkpoint_that_is_asked_for_is_on_disk_before_the_job_is_stopped(
-    launch: Callable[..., Launched], said: Path, tmp_path: Path
-) -> None:
-    commits = tmp_path / "commits"
-    script = said / "train.py"
-    script.write_text(STEPS)
-    words = ("--nproc-per-node", "2", "--checkpoint-signal", "SIGTERM", str(script))
-    job = launch(*words, FOLDER=str(commits))
-    eventually(lambda: {"five-0", "five-1"} <= set(os.listdir(said)), 100, "both train")
-    job.send(signal.SIGTERM)
-    assert job.wait(100) != 0
-    steps = {(said / f"checkpoint-{rank}").read_text() for rank in (0, 1)}
-    assert len(steps) == 1
-    assert len(list(commits.iterdir())) == 1
-    eventually(lambda: not job.processes(), 60, "nothing is left of it")
-    again = launch(*words, FOLDER=str(commits))
-    resumed = eventually(lambda: list(said.glob("resumed-1-0")), 100, "goes on")
-    eventually(lambda: list(said.glob("resumed-1-1")), 100, "goes on")
-    in_memory, step, _weights = resumed[0].read_text().split()
-    assert (in_memory, step) == ("False", steps.pop())
-    (said / "finish").touch()
-    assert again.wait(100) == 0, again.stderr()
-
-
 @pytest.mark.parametrize(
     "name", ["train_elastic.py", pytest.param("train_fsdp2.py", marks=pytest.mark.nightly)]
 )

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
-import os
 import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
 
-import gpu_command
 import gpu_docs
 import gpu_page
 import gpu_parts
 import gpu_results
 import pytest
-from gpu_parts import PARTS, Part
-from gpu_results import Outcome, PartResult, Results
+from gpu_parts import PARTS
+from gpu_results import Outcome, Results
 
 import ddp
 
@@ -27,7 +22,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COMMAND = ROOT / "bench" / "gpu"
 SAMPLE = HERE / "sample.json"  # of a rehearsal
-MACHINE = {"devices": ["a GPU, 80 GiB"], "torch": "2.11", "nccl": "2.28.9", "python": "3.12"}
 
 
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -73,66 +67,8 @@ def test_the_tests_that_need_a_gpu_use_names_that_exist() -> None:
 
 # --- a run, with parts of our own --------------------------------------------------------------------
 
-REPORTS = """
-    import gpu_part
-    gpu_part.found("figure", table="t", name="n", unit="s", values=[1.0], limit=None)
-    gpu_part.found("figure", table="t", name="n", unit="s", values=[1.0, 2.0], limit=None)
-"""
-
-
-def part_of(folder: Path, source: str, limit_s: float = 60.0) -> Part:
-    program = folder / f"part{len(list(folder.glob('part*')))}.py"
-    program.write_text(f"import sys; sys.path.insert(0, {str(COMMAND)!r})\n" + textwrap.dedent(source))
-    return Part(program.stem, "", str(program), usual_s=0.1, limit_s=limit_s)
-
-
-def played(folder: Path, part: Part) -> PartResult:
-    options = argparse.Namespace(rehearse="cpu", results=folder, budget=100.0, again=False)
-    run = gpu_command.Run(options, dict(os.environ), Results(MACHINE, True))
-    return run._played(part, part.limit_s)
-
-
-def test_a_part_that_breaks_keeps_its_figures_and_says_why(tmp_path: Path) -> None:
-    result = played(tmp_path, part_of(tmp_path, REPORTS + "    raise ValueError('no such kernel')\n"))
-    assert result.outcome is Outcome.FAILED
-    assert "no such kernel" in result.why
-    assert len(result.findings) == 1
-    assert "no such kernel" in (tmp_path / "gpu.log").read_text()
-
-
-def test_a_part_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
-    """Also those in sessions of their own, as ranks are."""
-    source = f"""
-    import os, subprocess, sys, time
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
-    time.sleep(600)
-    """
-    began = time.monotonic()
-    result = played(tmp_path, part_of(tmp_path, REPORTS + source, limit_s=3.0))
-    assert result.outcome is Outcome.LATE
-    assert len(result.findings) == 1
-    assert time.monotonic() - began < 40
-    child = Path(f"/proc/{(tmp_path / 'child').read_text()}")
-    assert not child.exists() or " Z " in (child / "stat").read_text()
-
 
 # --- going on ----------------------------------------------------------------------------------------
-
-
-def test_the_next_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
-    results = Results(MACHINE)
-    results.parts = {
-        "a": PartResult(Outcome.FAILED, why="it broke"),
-        "b": PartResult(Outcome.DONE),
-        "c": PartResult(Outcome.FAILED, attempts=gpu_results.ATTEMPTS),
-        "d": PartResult(Outcome.NOT_RUN),
-    }
-    path = tmp_path / "gpu.json"
-    gpu_results.write(path, results)
-    again = gpu_results.read(path)
-    assert again == results
-    assert gpu_results.left_in_order(["a", "b", "c", "d", "e"], again) == ["e", "a"]
 
 
 # --- what is shown -----------------------------------------------------------------------------------

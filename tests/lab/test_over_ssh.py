@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -122,79 +120,6 @@ def test_one_command_runs_the_job_on_all_hosts(cluster: Cluster) -> None:
     assert lines == [f"[node{rank // 2}:{rank}] rank {rank} {rest}" for rank in range(4)]
     assert to_the_point(cluster.err) == []
     assert cluster.agents() == []
-
-
-@NIGHTLY
-def test_the_story_is_told_once_and_the_exit_code_is_the_jobs(cluster: Cluster) -> None:
-    """Also to whoever started the command, in the file that torchrun leaves it in."""
-    told = cluster.folder / "error.json"
-    done = cluster.launch("train.py", "raise", TORCHELASTIC_ERROR_FILE=str(told))
-    assert done.wait(LONG_S) == 1
-    assert "the learning rate is gone" in json.loads(told.read_text())["message"]["message"]
-    assert cluster.err.count("rank 3 on node1 failed first: ValueError: the learning rate is gone") == 1
-    assert cluster.err.count("ddp-launch: job failed") == 1
-    assert cluster.agents() == []
-
-
-@NIGHTLY
-def test_a_restart_over_ssh(cluster: Cluster) -> None:
-    done = cluster.launch("--max-restarts", "1", "train.py", "once")
-    assert done.wait(LONG_S) == 0, cluster.err
-    assert cluster.out.count("of 4") == 8
-    notices = [line for line in to_the_point(cluster.err) if line.startswith("ddp-launch: ")]
-    assert len(notices) == len(set(notices)), "both agents say it, one is shown"
-    # The report of a mere consequence may have come first.
-    assert len([line for line in notices if " lost the connection to its peers; " not in line]) == 1, notices
-
-
-@NIGHTLY
-def test_ctrl_c_stops_all_hosts(cluster: Cluster) -> None:
-    command = cluster.launch("train.py", "stay")
-    cluster.wait_until_trained()
-    command.send(signal.SIGINT)
-    assert command.wait(LONG_S) == 130
-    assert cluster.agents() == []
-
-
-@NIGHTLY
-def test_the_death_of_the_command_stops_all_hosts(cluster: Cluster) -> None:
-    command = cluster.launch("train.py", "stay")
-    cluster.wait_until_trained()
-    command.send(signal.SIGKILL)
-    command.wait(LONG_S)
-    eventually(lambda: not cluster.agents(), LONG_S, "no agent outlives the command that started it")
-
-
-@NIGHTLY
-def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Cluster) -> None:
-    cluster.lab.power_off(cluster.nodes[1])
-    config = cluster.folder / "ssh_config"  # of which the first word on something counts
-    config.write_text(f"Host node1\n  ConnectTimeout 2\n{config.read_text()}")
-    command = cluster.launch("train.py")
-    assert command.wait(LONG_S) == 1
-    assert "ddp-launch: error: node1: " in cluster.err
-    assert "Traceback" not in cluster.err
-    # An agent that was about to begin finds out by itself that nobody wants it any more.
-    eventually(lambda: not cluster.agents(), LONG_S, "no agent outlives the command that started it")
-
-
-@NIGHTLY
-def test_a_hostfile_and_a_world_smaller_than_its_hosts(cluster: Cluster) -> None:
-    (cluster.folder / "hosts").write_text("# the small partition\nnode0 slots=1\nnode1 slots=1\n")
-    done = cluster.launch(
-        "--hostfile", "hosts", "--nnodes", "1:2", "--last-call", "60s", "train.py", hosts=""
-    )
-    assert done.wait(LONG_S) == 0, cluster.err
-    assert "rank 1 of 2" in cluster.out
-
-
-@NIGHTLY
-def test_a_host_without_the_command_is_named(cluster: Cluster) -> None:
-    (cluster.folder / "ssh").write_text('echo "env: ddp-launch: No such file or directory" >&2; exit 127\n')
-    command = cluster.launch("--ssh", f"sh {cluster.folder}/ssh", "train.py", hosts="node0")
-    assert command.wait(LONG_S) == 1
-    assert "ddp-launch: error: node0:" in cluster.err
-    assert "No such file or directory" in cluster.err
 
 
 @NIGHTLY

@@ -43,22 +43,6 @@ def test_killed_agent_leaves_nothing(launch: Launch, mode: str) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.nightly(instead="::test_killed_agent_leaves_nothing")
-def test_killed_agent_leaves_nothing_of_real_torch(launch: Launch) -> None:
-    source = FAMILY + (
-        "import torch.distributed as dist\n"
-        "from torch.utils.data import DataLoader\n"
-        "dist.init_process_group('gloo')\n"
-        "loader = iter(DataLoader(range(100), num_workers=2, persistent_workers=True))\n"
-        "next(loader); family(); stay('rank')\n"
-    )
-    job = launch("--nproc-per-node", "2", source=source)
-    job.await_there("rank-0", "rank-1", *ALL)
-    assert len(job.processes()) >= 3 + 2 * (1 + 2 + 4)  # those that fork all the time not counted
-    job.send(signal.SIGKILL)
-    job.assert_nothing_left()
-
-
 def test_killed_agent_leaves_nothing_while_torch_is_imported(launch: Launch) -> None:
     slow = "import os, time\nopen(os.environ['THERE'] + '/import', 'w').close()\ntime.sleep(60)\n"
     job = launch(source="", fake_torch=slow)

@@ -129,52 +129,6 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     assert re.search(r"ranks 0 and 2 .* init_process_group #1", cause["reason"])
 
 
-@pytest.mark.nightly(
-    instead="elastic/test_guarded.py::test_the_launcher_stops_ranks_that_are_blocked_in_a_collective_at_once"
-)
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
-    """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""
-    source = WITH_DDP + (
-        "pair = dist.new_group([0, 1])\n"
-        "def ends(*_): there('signal'); raise SystemExit(0)\n"
-        "signal.signal(signal.SIGTERM, ends)\n"
-        "if RANK == 2:\n    await_there('ready-0', 'ready-1'); time.sleep(0.2); sys.exit(7)\n"
-        "try:\n"
-        "    try:\n"
-        "        there('ready')\n"
-        "        if RANK == 0: dist.all_reduce(torch.ones(4), group=pair)\n"
-        "        else: time.sleep(600)\n"
-        "    finally:\n        there('finally')\n"
-        "finally:\n    there('finally')\n"  # should the signal break off the first
-    )
-    job = launch(
-        "--nproc-per-node", "3", "--shutdown-timeout", "600", source=source, env={"BACKEND": backend}
-    )
-    # Rank 0 is released by either: the signal comes first, unless who sends it is held up for a moment.
-    job.await_there("finally-0", "finally-1", "signal-1")
-    assert job.wait() == 7, job.stderr()  # long before anybody would be killed
-
-
-@pytest.mark.nightly(instead=("core/test_recorders.py", "core/test_flight_recorder.py"))
-def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
-    source = START + (
-        "dist.init_process_group('gloo')\n"
-        "for _ in range(2): dist.all_reduce(torch.ones(4))\n"
-        "await_acquaintance()\n"
-        "if RANK == 1: time.sleep(600)\n"
-        "dist.all_reduce(torch.ones(4))\n"
-    )
-    limit = "5,start=60,first-step=5,checkpoint=60,evaluation=60"
-    options = ("--nproc-per-node", "2", "--hang-timeout", limit, "--shutdown-timeout", "1")
-    job = launch(*options, source=source)
-    assert job.wait() != 0
-    (logs,) = job.logs()
-    text = json.dumps(job.failure())
-    assert re.search(r"rank 0 (has waited for it for|waits) .*all_reduce #3", text), text
-    assert len(list(logs.rglob("flight-recorder.json"))) == 2
-
-
 OWN_CONNECTION = """
 import os, signal, time
 from multiprocessing.connection import Client, Listener

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -215,24 +214,6 @@ def way(service: Service) -> Iterator[Way]:
     way = Way(service.endpoint)
     yield way
     way.close()
-
-
-@pytest.mark.nightly(instead=("core/test_signs_of_life.py", "shell/test_ended_streams.py"))
-def test_an_agent_that_is_cut_off_while_its_ranks_train_with_the_others_costs_them_nothing(
-    launch: Launch, tmp_path: Path, service: Service, way: Way
-) -> None:
-    job = Job(launch, tmp_path, service.endpoint, torch=True)
-    first = job.node("--nnodes", "2", "--max-restarts", "1")
-    second = job.node("--nnodes", "2", "--max-restarts", "1", endpoint=way.endpoint)
-    await_generation((first, second), 1, 2)
-    dialled = way.dialled
-    way.cut()
-    time.sleep(2 * LEASE_S)  # longer than its lease, and than the grace of a broken stream
-    way.mend()
-    eventually(lambda: way.dialled > dialled, what="the session is resumed")
-    job.finish(first, second)
-    assert "lost" not in first.stderr() + second.stderr()
-    assert not list(first.there.glob("2-*"))
 
 
 # --- spares, and worlds that change their size

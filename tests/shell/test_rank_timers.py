@@ -60,14 +60,6 @@ def test_a_rank_whose_timer_runs_out_is_ended_and_the_job_goes_on(
     assert bystander.poll() is None, "a process that is not of the job"
 
 
-@pytest.mark.nightly(instead="::test_a_rank_whose_timer_runs_out_is_ended_and_the_job_goes_on")
-def test_the_box_says_which_timer_it_was(launch: Launch) -> None:
-    job = launch("--rank-timers", "--nproc-per-node", "2", source=SETS_TIMERS, env={"BYSTANDER": "0"})
-    assert job.wait(120) == 128 + 9, job.stderr()
-    said = job.said().partition("╭")[2]
-    assert 'timer "step"' in said
-
-
 def test_a_pipe_that_cannot_be_made_is_named(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "timers"
     path.write_text("somebody's")

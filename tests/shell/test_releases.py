@@ -98,21 +98,6 @@ def test_a_job_restarts_and_ends_and_its_history_is_read(
         assert (kept["phase"], kept["restarts"]) == ("PHASE_ENDED", 1)
 
 
-@pytest.mark.nightly(instead="core/test_disagreement.py")
-def test_agents_of_two_releases_are_not_in_one_job(sides: Environments) -> None:
-    with serving(env=sides["present"]) as served:
-        first = node(served.endpoint, "mixed", "--no-python", "sleep", "100", env=sides["released"])
-        try:
-            served.await_line("joined")
-            other = node(served.endpoint, "mixed", "--no-python", "true", env=sides["present"])
-            _, err = other.communicate(timeout=_TIME_S)
-            assert other.returncode == 78
-            assert all(version in err for version in (VERSION, RELEASED_VERSION))
-        finally:
-            first.terminate()
-            first.communicate(timeout=_TIME_S)
-
-
 _FIELDS = """
 import json
 from rendezvous.pb import rendezvous_pb2 as pb

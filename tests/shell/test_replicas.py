@@ -19,7 +19,7 @@ import pytest
 from etcd_cluster import needs_etcd, running
 from launched import eventually
 from ports import free_ports
-from served import Agent, Cable, Service, agents, serving, soon
+from served import Agent, Service, agents, serving, soon
 
 from rendezvous.client.credential_files import ClientOptions
 from rendezvous.control.service import Service as Operations
@@ -270,37 +270,6 @@ def test_decisions_go_on_when_their_owner_is_killed_or_frozen(cluster: EtcdClust
 
     with contextlib.closing(Replicas([cluster.url("replicas")] * 3)) as replicas:
         soon(story(replicas))
-
-
-@pytest.mark.nightly(instead="wings/etcd/test_etcd_owners.py")
-@needs_etcd
-def test_an_owner_that_is_cut_off_from_etcd_leaves_its_jobs_to_another(cluster: EtcdCluster) -> None:
-    """Its agents still reach it, and are sent on."""
-
-    async def story() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            members = cluster.hosts.split(",")
-            cables = [[Cable(member) for member in members] for _ in range(3)]  # of each replica its own
-            stores = []
-            for own in cables:
-                ends = [await stack.enter_async_context(cable) for cable in own]
-                stores.append(f"etcd://{','.join(ends)}/cut")
-            replicas = await asyncio.to_thread(Replicas, stores)
-            stack.callback(replicas.close)
-            async with agents(replicas.endpoints, _JOB, ["a", "b"]) as both:
-                await asyncio.gather(*(start(agent, 1) for agent in both))
-                owner = await asyncio.to_thread(replicas.owner_at, 1)
-                owners = cables[replicas.all.index(owner)]
-                for cable in owners:
-                    cable.freeze()
-                await decided_after("its owner was cut off", lambda: None, both, 1)
-                assert await asyncio.to_thread(replicas.owner_at, 2) is not owner
-                for cable in owners:
-                    cable.cut()
-                await all_finish(both, 2)
-            assert not any("kind=decision" in line or '"decision"' in line for line in owner.log)
-
-    soon(story())
 
 
 # --- one service, whose store is a file ------------------------------------------------------------------------

@@ -8,8 +8,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -221,31 +219,6 @@ def test_a_job_ends_when_its_output_is_read(launch: Launch) -> None:
     assert job.logs() == []  # all was shown
 
 
-@pytest.mark.nightly(instead=("core/test_diagnosis.py", "::test_a_job_ends_when_its_output_is_read"))
-def test_a_blocked_rank_is_not_a_hang(launch: Launch) -> None:
-    """The other rank waits for it in a barrier, for much longer than the limit."""
-    source = (
-        "import os, sys, ddp, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "dist.barrier()\n"
-        f"if os.environ['RANK'] == '0': {PRINTS}"
-        "sys.stdout.flush(); dist.barrier(); os._exit(0)\n"
-    )
-    words = ("--nproc-per-node", "2", "--hang-timeout", "2,first-step=2,start=60")
-    job, reader = piped(launch, source, *words)
-
-    def is_blocked() -> bool:
-        logs = [path for folder in job.logs() for path in folder.glob("generation_1/rank_0/stdout.log")]
-        return bool(logs) and logs[0].stat().st_size > QUEUE_LIMIT
-
-    eventually(lambda: is_blocked() or job.agent.poll() is not None)
-    assert job.agent.poll() is None, job.stderr()
-    select.select((), (), (), 5.0)  # the time that is observed
-    text = read_all(reader)
-    assert job.wait() == 0, job.stderr()
-    assert text == PRINTED.encode()
-
-
 def test_a_signal_ends_the_wait_for_a_reader(launch: Launch) -> None:
     source = FAMILY + "print('z' * 100_000); sys.stdout.flush(); there('written')\n"
     job, reader = piped(launch, source, "--nproc-per-node", "1")
@@ -270,19 +243,3 @@ def test_one_signal_ends_a_job_whose_output_nobody_reads(launch: Launch) -> None
     assert job.wait() == 143
     assert "some output was not shown" in job.stderr()
     os.close(reader)
-
-
-@pytest.mark.nightly(instead="shell/test_slow_readers.py")
-def test_the_bytes_are_those_of_torchrun(tmp_path: Path) -> None:
-    """200 MB into `(sleep; md5sum)`."""
-    script = tmp_path / "train.py"
-    script.write_text("for i in range(2_000_000): print(f'{i:07d}', 'y' * 91)\n")
-    sums = []
-    for command in (
-        "torch.distributed.run --standalone --nproc-per-node 1",
-        "launcher --log-prefix '' --nproc-per-node 1",
-    ):
-        line = f"{sys.executable} -m {command} {script} | (sleep 3; md5sum)"
-        done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, check=True)
-        sums.append(done.stdout)
-    assert sums[0] == sums[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,10 +16,6 @@ from written_page import ROOT, written
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launched import Launch
-
     from launcher.health.pages import Pages
     from rendezvous.values.rank_view import RankView
 
@@ -180,23 +175,6 @@ def a_whole_look(pages: Pages) -> set[str]:
     return words
 
 
-@pytest.mark.nightly(instead="::test_how_long_a_group_waits_is_known_while_it_is_formed")
-def test_only_a_timeout_that_the_script_gives_is_on_the_page(pages: Pages) -> None:
-    """torch's default for Gloo is half an hour as well."""
-    program = """
-    import datetime
-    import torch.distributed as dist
-    from ddp.telemetry import torch_marks
-    torch_marks.install()
-    half_an_hour = datetime.timedelta(minutes=30)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dist.new_group([0]); dist.monitored_barrier()
-    """
-    assert writing(pages, textwrap.dedent(program)).group_timeout_s == 0.0
-    given = program.replace("new_group([0])", "new_group([0], timeout=half_an_hour)")
-    assert writing(pages, textwrap.dedent(given)).group_timeout_s == 1800.0
-
-
 def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> None:
     program = """
     import datetime
@@ -216,76 +194,6 @@ def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> Non
             alone.kill()
 
 
-@pytest.mark.nightly(instead="shell/test_page_totals.py::test_an_unchanged_script")
-def test_a_caught_error_leaves_the_phase_that_it_was_raised_in(pages: Pages) -> None:
-    program = """
-    import torch, torch.distributed as dist
-    from ddp import DistributedDataParallel as Ours
-    from ddp.telemetry import torch_marks
-    from torch.nn.parallel import DistributedDataParallel as Torchs
-    torch_marks.install()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-    class Odd(torch.optim.SGD):
-        def step(self, closure=None):
-            raise ValueError("step")
-
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ValueError("backward")
-
-    class Dataset(torch.utils.data.Dataset):
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, i):
-            raise ValueError("data")
-
-    def hook(state, bucket):
-        def fail(_future):
-            raise ValueError("hook")
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future.then(fail)
-
-    plain = torch.nn.Linear(2, 2)
-    wrapped = [Ours(torch.nn.Linear(2, 2)), Torchs(torch.nn.Linear(2, 2))]
-    hooked = Ours(torch.nn.Linear(2, 2))
-    hooked.register_comm_hook(None, hook)
-    x = torch.ones(1, 2)
-    def backward(model):
-        Broken.apply(model(x)).sum().backward()
-
-    fails = {
-        **{f"backward of {type(m).__module__}": lambda m=m: backward(m) for m in (plain, *wrapped)},
-        "grad": lambda: torch.autograd.grad(Broken.apply(plain(x)).sum(), plain.weight),
-        **{f"forward of {type(m).__module__}": lambda m=m: m(torch.ones(3)) for m in wrapped},
-        "hook": lambda: hooked(x).sum().backward(),
-        "optimizer": lambda: Odd(plain.parameters(), lr=1.0).step(),
-        "data": lambda: next(iter(torch.utils.data.DataLoader(Dataset()))),
-        "collective": lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32).to_sparse_csr()),
-        "forming": lambda: dist.new_group([0], backend="unheard of"),
-    }
-    page.phase(status_page.IDLE)
-    left = {}
-    for name, fail in fails.items():
-        try:
-            fail()
-        except Exception:
-            left[name] = page.phase(status_page.IDLE)
-    # torch calls nothing after a forward or a step that raises: the page shows it until the next phase begins
-    remains = {name: status_page.FORWARD for name in fails if name.startswith("forward")}
-    remains["optimizer"] = status_page.OPTIMIZER
-    assert left == dict.fromkeys(fails, status_page.IDLE) | remains, left
-    """
-    writing(pages, program)
-
-
 def seen(pages: Pages) -> RankView:
     view = pages.view(0)
     assert view is not None
@@ -293,58 +201,3 @@ def seen(pages: Pages) -> RankView:
 
 
 # --- unchanged scripts -------------------------------------------------------------------------------
-
-TRAINING = """
-import os, sys, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-
-reached = dist.all_reduce
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(8, 1))
-from torch._dynamo.testing import CompileCounter
-counts = [CompileCounter(), CompileCounter()]
-compiled = torch.compile(model, backend=counts[0])
-optimizer = torch.optim.Adam(model.parameters())
-other = torch.nn.Parameter(torch.ones(3))
-other.grad = torch.ones(3)
-torch.compile(torch.optim.SGD([other], lr=0.1).step, backend=counts[1])()
-for (batch,) in DataLoader(TensorDataset(torch.ones(6, 8)), batch_size=2):
-    compiled(batch).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-total = torch.full((3,), 1.0 + dist.get_rank())
-reached(total)
-flying = dist.all_reduce(total, async_op=True)
-flying.wait()
-said = [None, None]
-dist.all_gather_object(said, "x" * (1 + dist.get_rank()))
-if dist.get_rank() == 0:
-    dist.send(total, 1)
-else:
-    dist.recv(torch.empty(3), 0)
-dist.barrier()
-assert all(count.frame_count == 1 for count in counts), [count.frame_count for count in counts]
-print("result", total.tolist(), said, dist.all_reduce is reached, dist.all_reduce.__module__, flush=True)
-dist.barrier()  # nobody is stopped before it has said its word
-if dist.get_rank() == 1:
-    os.kill(os.getpid(), 9)
-dist.all_reduce(total)
-"""
-
-
-@pytest.mark.nightly(instead="shell/test_page_totals.py::test_an_unchanged_script")
-@pytest.mark.parametrize(
-    "options", [("--preload", "torch._dynamo"), ("--no-warm-start",)], ids=["warm", "plain"]
-)
-def test_an_unchanged_script_is_seen_and_does_what_it_did(
-    launch: Launch, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    job = launch("--nproc-per-node", "2", "--log-dir", str(tmp_path / "logs"), *options, source=TRAINING)
-    assert job.wait(timeout_s=200) == 137
-    expected = "result [6.0, 6.0, 6.0] ['x', 'xx'] True torch.distributed.distributed_c10d"
-    assert job.stdout().count(expected) == 2, job.stderr()
-    (story,) = tmp_path.glob("logs/**/failure.json")
-    cause = json.loads(story.read_text())["first_cause"]
-    assert (cause["rank"], cause["step"]) == (1, 3)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import SOON_S
-from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
+from seen import SeenTerminal, kind_of_terminal, seen
 from test_logs import await_drained, label, write_all
 
 from launcher.output import live_area, logs
@@ -18,10 +18,8 @@ from launcher.settings.spec import LogSpec, StreamChoice, Streams
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launched import Launch
 
 __all__ = ["kind_of_terminal", "seen"]  # fixtures
-TWO = ("--nproc-per-node", "2", "--log-prefix", "[{rank}] ")
 
 
 def pump_on(seen: SeenTerminal, folder: Path, log: LogSpec) -> LogPump:
@@ -213,57 +211,6 @@ def test_a_defect_in_the_interpretation_does_not_stop_the_output(
 
 
 # --- whole jobs ----------------------------------------------------------------------------------------
-
-_BARS = """
-import os, sys, time
-from tqdm import tqdm, trange
-import rich.console, rich.progress
-from loguru import logger
-
-rank = os.environ["RANK"]
-for epoch in trange(2, desc=f"epoch {rank}"):
-    for step in tqdm(range(5), desc=f"step {rank}", leave=False):
-        time.sleep(0.12)
-        while rank == "0" and step == 2 and not os.path.exists(os.path.join(os.environ["THERE"], "seen")):
-            time.sleep(0.01)
-    tqdm.write(f"wrote {epoch}")
-console = rich.console.Console()
-with rich.progress.Progress(console=console) as progress:
-    tasks = [progress.add_task(name, total=10) for name in ("train", "valid")]
-    for step in range(10):
-        time.sleep(0.05)
-        for task in tasks:
-            progress.advance(task)
-        if step == 5:
-            console.print("[bold]half way[/]")
-console.rule("rule", align="left")  # from the first column to the last
-logger.warning("the end")
-"""
-
-
-@pytest.mark.nightly(instead=("core/test_screen.py", "::test_bars_of_the_chosen_ranks_stay_below_all_lines"))
-def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch) -> None:
-    """tqdm with nested bars, rich with two, and the colours of loguru."""
-    job = launch(*TWO, "--no-collapse", source=_BARS, fake_torch="", **on_terminal(seen))
-    seen.forget_slave()
-
-    def has_nested_bars() -> bool:
-        below = seen.rows[-3:]
-        return [row.split(":")[0] for row in below[:2]] == ["[0] epoch 0", "[0] step 0"] and "40%" in below[1]
-
-    seen.wait_until(lambda: has_nested_bars() and "ranks running" in seen.rows[-1])
-    (job.there / "seen").touch()
-    assert job.wait() == 0
-    rows = seen.end()
-    for rank in "01":
-        own = [row.removeprefix(f"[{rank}] ") for row in rows if row.startswith(f"[{rank}] ")]
-        kinds = [row.split()[0] for row in own if not row[0].isdigit()]
-        assert sorted(kinds) == ["epoch", "half", "rule", "train", "valid", "wrote", "wrote"]
-        assert sum("100%" in row for row in own) == 3
-        assert any("the end" in row for row in own)
-    assert len(rows) == 16
-    assert b"WARNING" in seen.raw
-    assert b"\x1b[33;1m" in seen.raw  # its colour
 
 
 # --- equal lines ---------------------------------------------------------------------------------------

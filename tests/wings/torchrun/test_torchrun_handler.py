@@ -162,25 +162,6 @@ def test_torchrun_finds_it() -> None:
     assert found.value == "_ddp_launch_entry:torchrun_backend"
 
 
-@NIGHTLY
-def test_two_agents_train(nodes: Nodes) -> None:
-    nodes.serve()
-    nodes.torchrun(nproc=2)
-    nodes.torchrun(nproc=1)  # nodes of different sizes
-    nodes.ok(0, 1)
-    (ran,) = nodes.rounds()
-    assert [(f["rank"], f["world"], f["total"]) for f in ran] == [(0, 3, 3.0), (1, 3, 3.0), (2, 3, 3.0)]
-    assert {f["node"] for f in ran} == {"0", "1"}
-
-
-@NIGHTLY
-def test_agents_may_come_before_the_service(nodes: Nodes) -> None:
-    nodes.torchrun()
-    nodes.torchrun()
-    nodes.serve()
-    nodes.ok(0, 1)
-
-
 def test_a_failed_rank_restarts_both_nodes_at_a_fresh_store(nodes: Nodes) -> None:
     nodes.serve()
     nodes.torchrun("once")
@@ -240,13 +221,3 @@ def test_a_node_that_stood_by_to_the_end_ends_well(nodes: Nodes) -> None:
         (nodes.folder / f"gate.{rank}").write_text("")
     nodes.ok(0, 1, spare)
     assert len(nodes.rounds()) == 1
-
-
-@pytest.mark.nightly(instead="wings/torchrun/test_torchrun_node_state.py")
-def test_nodes_that_disagree_are_told_about_what(nodes: Nodes) -> None:
-    nodes.serve()
-    nodes.torchrun(nnodes="2")
-    nodes.torchrun(nnodes="3")
-    ended = nodes.first_to_end()
-    assert nodes.end(ended) == 1
-    assert "--nnodes" in nodes.log(ended)
