@@ -71,6 +71,7 @@ KNOWN = (
     Known("an optimizer in the backward pass on a CPU", "Cannot access accelerator device"),
     Known("`Encountered gradient which is undefined`", "Encountered gradient which is undefined"),
     Known("an unused sparse embedding", "Expected sparse gradient to be defined"),
+    Known("`join()` with a sparse embedding", "Expected a proper Tensor but got None"),
     Known("an output inside of an object that torch does not search", does=_hides_its_graph),
     Known("`p.grad.data = ...`", does=_replaces_memory),
     Known("which it has divided by the number of ranks", does=_ends_early),

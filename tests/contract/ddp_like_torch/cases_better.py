@@ -238,6 +238,24 @@ class Shared(nn.Module):
         return out
 
 
+@better(torch=(), ours=RIGHT)
+def a_sparse_embedding_and_a_rank_without_input(trial: Trial) -> None:
+    """torch's class raises on that rank."""
+    module = same_start(SparseUnused)
+    with Course(trial, module) as course:
+        model = trial.wrap(module)
+        course.point = "joining"
+        with model.join():
+            if trial.rank == 0:
+                square(model(trial.data(3, 4), True)).backward()
+        if trial.rank == 0:
+            course.ends(
+                module, lambda m, rank: None if rank else square(m(trial.data(3, 4), True)).backward()
+            )
+        else:
+            trial.note("outcome", RIGHT)
+
+
 @better(torch=SILENT, ours=RIGHT)
 def two_sparse_gradients_with_common_values(trial: Trial) -> None:
     """Autograd gives both the same values tensor; divided in place, each would be divided twice."""
