@@ -6,8 +6,9 @@ The script of the ranks imports torch, forms a Gloo group, does one all-reduce a
 the command is executed: until the last rank has torch imported, until that all-reduce is done, until the command
 has exited; and the processor seconds of the command with all its processes.
 
-The last table starts ddp-launch from the warm pool: its template is made before the first round. Processor time is left
-out there, because these ranks are not below the command.
+The last table starts ddp-launch from the warm pool: its template is made before the first round, and each run has
+another value of a variable that nothing reads, as a run ID is. Processor time is left out there, because these ranks
+are not below the command.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shown import machine, option_parser, report
@@ -87,7 +90,9 @@ def pooled_quantities() -> tuple[Quantity, ...]:
 
 def measure_pooled(pool: Pool, ranks: int, options: argparse.Namespace) -> Finding:
     def one(contender: Contender) -> dict[str, float]:
-        return measure(contender, ranks, options.timeout, pool.runs if contender is pool.contender else "")
+        folder = pool.runs if contender is pool.contender else ""
+        contender = replace(contender, env=(*contender.env, ("RUN_OF_THE_USER", uuid.uuid4().hex)))
+        return measure(contender, ranks, options.timeout, folder)
 
     rounds = play(one, TORCHRUN, pool.contender, options.rounds, options.warm_up)
     pool.end()
