@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 Op = dict[str, Any]
 
@@ -45,9 +42,6 @@ class Program:
     hook: str
     wild: bool
     ops: tuple[Op, ...] = field(default=())
-
-    def keeping(self, kept: Sequence[int]) -> Program:
-        return replace(self, ops=tuple(self.ops[i] for i in kept))
 
 
 def draw(seed: int) -> Program:

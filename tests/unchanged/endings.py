@@ -3,16 +3,6 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Ending:
-    text: str
-    needs_torch: bool = False
-    in_restart: bool = True
-
-
 WELL = (
     "pass",
     "sys.exit()",
@@ -47,7 +37,7 @@ WELL = (
 )
 # Rank 0 leaves while the others work. Nothing may follow: they would wait for it forever.
 WELL_WITH_TORCH = (
-    "import torch.distributed as dist\ndist.init_process_group('gloo'); dist.barrier()\nif RANK == 0: print('WORD'); sys.stdout.flush(); os._exit(0)\ntime.sleep(0.5)",
+    "import torch.distributed as dist\ndist.is_initialized() or dist.init_process_group('gloo'); dist.barrier()\nif RANK == 0: print('WORD'); sys.stdout.flush(); os._exit(0)\ntime.sleep(0.5)",
 )
 BADLY = (
     "sys.exit('')",

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Piece:
     text: str
-    is_partial: bool = False  # leaves a line without its end
     needs_torch: bool = False
-    is_alone: bool = (
-        False  # changes the streams or descriptors of the process: the last statement before the end
-    )
+    is_alone: bool = False  # changes the streams or descriptors: the last statement before the end
 
 
 def _pieces(*texts: str, **what: bool) -> tuple[Piece, ...]:
@@ -68,7 +65,6 @@ PARTIAL = _pieces(
     'os.write(1, b"WORD %d" % RANK)',
     'print("10%\\r50%\\r100% WORD", RANK)',
     'print("WORD", RANK, end="\\r", flush=True)',
-    is_partial=True,
 )
 # What a program can see of how it was started.
 FACTS = _pieces(
