@@ -197,6 +197,6 @@ def _say(text: str) -> None:
 
 def _width() -> int:
     try:
-        return min(_WIDTH, os.get_terminal_size(2).columns)
+        return min(_WIDTH, os.get_terminal_size(2).columns or _WIDTH)  # 0: a terminal without a size
     except OSError:
         return _WIDTH

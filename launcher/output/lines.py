@@ -184,7 +184,9 @@ def folded(fold: Fold, text: bytes, is_consequence: Callable[[bytes], bool]) -> 
     for line in text.splitlines(keepends=True):
         found = _OF_A_RANK.match(line)
         said = line[found.end() :].lstrip(b" ").rstrip() if found else b""
-        if found is None:
+        if found is None and is_folding and not line.strip():
+            held += line  # between the exceptions of a chain
+        elif found is None:
             shown, held, is_folding = shown + held + line, b"", False
         elif held or said == _HEADER:
             held += line

@@ -389,7 +389,7 @@ class LogPump:
         if stream.stream is Streams.ERR and not self._log.verbose:
             stream.fold, text, left_out = lines.folded(stream.fold, text, self.is_consequence)
             if left_out:
-                self._left_out.setdefault(stream.label.rank, []).append((stream, left_out))
+                self._leave_out(stream, left_out)
         self._put(stream, text)
         self._filtered.add(stream, display, shown.text)
         self._live.update(display, at_once=bool(shown.text))
@@ -397,6 +397,9 @@ class LogPump:
             self._bars[stream.fd] = stream
         else:
             self._bars.pop(stream.fd, None)
+
+    def _leave_out(self, stream: RankStream, traceback: bytes) -> None:
+        self._left_out.setdefault(stream.label.rank, []).append((stream, traceback))
 
     def _record(self, stream: RankStream, text: bytes) -> None:
         stream.file.write(text)
@@ -464,7 +467,11 @@ class LogPump:
         del self._streams[stream.fd]
         if stream.display:
             self._show(stream, stream.display, stream.display.finish(time.monotonic()))
-            self._put(stream, stream.fold[0])
+            rest, is_folding = stream.fold
+            if rest and is_folding:  # the rank was stopped while it wrote
+                self._leave_out(stream, rest)
+            else:
+                self._put(stream, rest)
         self._bars.pop(stream.fd, None)
         if self._merged:
             self._merged.end(stream.fd, stream.label)

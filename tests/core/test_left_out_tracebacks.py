@@ -19,6 +19,7 @@ LOST = b"""\
 [rank2]: RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5011: Connection reset by peer.
 """
 MORE = b"[rank2]: Check the logs of the remote worker.\n[rank2]:\n"
+CAUSED = b"\n[rank2]: The above exception was the direct cause of the following exception:\n\n"
 OWN = b"[rank2]: ValueError: bad sample\n"
 
 
@@ -35,6 +36,14 @@ def fed(text: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
 @given(st.lists(st.integers(0, 12)))
 def test_a_traceback_about_a_lost_peer_is_left_out_and_the_rest_is_shown(cuts: list[int]) -> None:
     assert fed(b"a\n" + FRAMES + LOST + MORE + b"b\n", cuts) == (b"a\nb\n", FRAMES + LOST + MORE)
+
+
+@given(st.lists(st.integers(0, 25)))
+def test_a_chain_of_them_is_left_out_with_what_joins_it(cuts: list[int]) -> None:
+    chain = FRAMES + LOST + CAUSED + FRAMES + LOST + MORE
+    assert fed(b"a\n" + chain + b"b\n", cuts) == (b"a\nb\n", chain)
+    assert fed(FRAMES + LOST + CAUSED + FRAMES + OWN, cuts) == (CAUSED + FRAMES + OWN, FRAMES + LOST)
+    assert fed(FRAMES + LOST + b"\nb\n", cuts) == (b"\nb\n", FRAMES + LOST)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
 """When an agent mentions again what its job waits for, and when it announces a restart."""
 
+import os
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import agent, running, spec
 
-from launcher.exchange import AgentEvent, AgentPhase, AgentStep, StoreReached, Supervision
+from launcher.exchange import AgentEvent, AgentPhase, AgentStep, Finish, StoreReached, Supervision
+from launcher.failure.ending import tell
+from launcher.output.log_file import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.wiring import UserMessages, next_message_s
 from rendezvous.values.events import AgentStopped, Assigned, RankFailed, Stop, Waiting
@@ -106,6 +110,16 @@ def test_the_end_of_a_restart_is_said_with_the_step_that_the_script_has_set() ->
     messages.report_back(4.0, None)
     again = "ddp-launch: restarted in 4.0 s: the ranks train again"
     assert lines == [f"{again} at step 61", again]
+
+
+def test_a_terminal_without_a_size_gets_the_line_about_goodput(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.isatty", lambda _fd: True)
+    monkeypatch.setattr("os.get_terminal_size", lambda _fd: os.terminal_size((0, 0)))
+    over, words = Finish(0, "all ranks finished"), "goodput 86.3 % of 16 ranks: " + "backward 49.0 %, " * 9
+    assert tell(SPEC, LogFolder(SPEC), over, lambda _removes: None, missing="", time_words=words) == 0
+    assert max(map(len, capfd.readouterr().err.splitlines())) > 80
 
 
 @settings(max_examples=300, deadline=None)
