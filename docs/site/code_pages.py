@@ -172,9 +172,10 @@ def agent_metrics() -> list[str]:
     source = inspect.getsource(exposition)
     text = r'"((?:[^"\\]|\\.)*)"'
     rows = []
-    for name, kind, first, second in re.findall(
-        rf'"([a-z_]+)",\s*"(gauge|counter)",\s*{text}(?:\s*{text})?', source
+    for name, first, second in re.findall(
+        rf'(?<!_histogram)\(\s*"([a-z_]+)",\s*(?!"[a-z]){text}(?:\s*{text})?,', source
     ):
+        kind = "counter" if name.endswith("_total") else "gauge"
         rows.append(f"| `{exposition._PREFIX}{name}` | {kind} | {first}{second} |")
     for name, what in re.findall(rf'_histogram\(\s*"([a-z_]+)",\s*{text}', source):
         rows.append(f"| `{exposition._PREFIX}{name}` | histogram | {what} |")

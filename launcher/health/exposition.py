@@ -6,6 +6,7 @@ from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from launcher.health.page import times_of
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES
 
@@ -55,21 +56,17 @@ def text(
     out = [
         *_family(
             "job_info",
-            "gauge",
             "Always 1; its labels name the job and the node of this agent.",
             [((("job_id", running.job), ("node", running.node)), 1)] if running.job else [],
         ),
         *_family(
             "generation",
-            "gauge",
             "Number of the current generation; it increases at each restart.",
             [((), running.generation)],
         ),
-        *_family("restarts_total", "counter", "Number of restarts of the job.", [((), running.restarts)]),
-        *_family("ranks_running", "gauge", "Number of running ranks of this node.", [((), running.ranks)]),
-        *_family(
-            "ready", "gauge", "1 if the ranks of this node run, otherwise 0.", [((), int(running.ready))]
-        ),
+        *_family("restarts_total", "Number of restarts of the job.", [((), running.restarts)]),
+        *_family("ranks_running", "Number of running ranks of this node.", [((), running.ranks)]),
+        *_family("ready", "1 if the ranks of this node run, otherwise 0.", [((), int(running.ready))]),
         *_ranks(known),
         *_histograms(known),
         *_over_time(over_time),
@@ -77,9 +74,7 @@ def text(
     if health.last is not None:
         out += _node(health.last)
         out += _use(health)
-    out += _family(
-        "complaints", "gauge", "Number of current problems of this node.", [((), len(health.texts))]
-    )
+    out += _family("complaints", "Number of current problems of this node.", [((), len(health.texts))])
     return "\n".join(out) + "\n"
 
 
@@ -87,28 +82,23 @@ def _ranks(known: Sequence[RankView]) -> Iterator[str]:
     def each(value: str) -> list[_Sample]:
         return [((("rank", str(view.rank)),), getattr(view, value)) for view in known]
 
+    yield from _family("steps_total", "Number of training steps that a rank has finished.", each("step"))
     yield from _family(
-        "steps_total", "counter", "Number of training steps that a rank has finished.", each("step")
+        "step_seconds", "Mean time of the last training steps of a rank, in seconds.", each("mean_step_s")
     )
     yield from _family(
-        "step_seconds",
-        "gauge",
-        "Mean time of the last training steps of a rank, in seconds.",
-        each("mean_step_s"),
+        "own_seconds_total",
+        "Seconds of the steps of a rank in which it did not wait for others: of a straggler more than of its peers.",
+        [((("rank", str(view.rank)),), times_of(view).own_s) for view in known],
     )
-    yield from _family(
-        "still_seconds", "gauge", "Seconds since the last progress of a rank.", each("quiet_s")
-    )
+    yield from _family("still_seconds", "Seconds since the last progress of a rank.", each("quiet_s"))
     spent = [
         ((("rank", str(view.rank)), ("phase", str(phase))), seconds)
         for view in known
         for phase, seconds in view.phase_times
     ]
     yield from _family(
-        "phase_seconds_total",
-        "counter",
-        "Seconds that a rank has spent in each phase since its start.",
-        spent,
+        "phase_seconds_total", "Seconds that a rank has spent in each phase since its start.", spent
     )
 
 
@@ -129,9 +119,7 @@ def _histograms(known: Sequence[RankView]) -> Iterator[str]:
 
 def _over_time(over_time: OverTime) -> Iterator[str]:
     logged = [((("rank", str(rank)), ("name", name)), value) for rank, name, value in over_time.logged]
-    yield from _family(
-        "logged", "gauge", "Latest number that the script of a rank has passed to ddp.log.", logged
-    )
+    yield from _family("logged", "Latest number that the script of a rank has passed to ddp.log.", logged)
     spent = [
         ((("rank", str(rank.rank)), ("class", name)), getattr(rank.spent, name))
         for rank in over_time.ranks
@@ -139,7 +127,6 @@ def _over_time(over_time: OverTime) -> Iterator[str]:
     ]
     yield from _family(
         "time_seconds",
-        "gauge",
         "Seconds of a rank since its agent started, by what they were spent on; the classes add up to that time. "
         "Seconds move to another class if ranks are stopped after a failure.",
         spent,
@@ -176,13 +163,11 @@ def _node(reading: NodeReading) -> Iterator[str]:
         whose = (("whose", reading.memory.whose),)
         yield from _family(
             "memory_used_bytes",
-            "gauge",
             "Used memory of the cgroup with the least free memory, or of the machine.",
             [(whose, reading.memory.used)],
         )
         yield from _family(
             "memory_limit_bytes",
-            "gauge",
             "Memory limit that applies to memory_used_bytes.",
             [(whose, reading.memory.limit)],
         )
@@ -190,61 +175,49 @@ def _node(reading: NodeReading) -> Iterator[str]:
         throttled = reading.throttling.throttled
         yield from _family(
             "cpu_throttled_periods_total",
-            "counter",
             "Number of periods of the CPU quota in which the cgroup was throttled.",
             [((), throttled)],
         )
     free: list[_Sample] = [((("path", disk.path),), disk.free) for disk in reading.disks]
-    yield from _family(
-        "disk_free_bytes", "gauge", "Free bytes on the file system of the log directory.", free
-    )
+    yield from _family("disk_free_bytes", "Free bytes on the file system of the log directory.", free)
     errors: list[_Sample] = [((("interface", nic.name),), nic.errors) for nic in reading.nics]
     yield from _family(
-        "network_errors_total",
-        "counter",
-        "Number of receive and transmit errors of a network interface.",
-        errors,
+        "network_errors_total", "Number of receive and transmit errors of a network interface.", errors
     )
     gpus = [((("gpu", str(gpu.index)),), gpu) for gpu in reading.gpus if not gpu.lost]
-    for name, kind, what, attribute in (
+    for name, what, attribute in (
         (
             "gpu_utilisation_percent",
-            "gauge",
             "Percentage of time in which a CUDA kernel ran on the GPU.",
             "utilization",
         ),
-        ("gpu_temperature_celsius", "gauge", "Temperature of the GPU chip.", "temperature"),
-        ("gpu_memory_used_bytes", "gauge", "Used memory of the GPU.", "memory_used"),
+        ("gpu_temperature_celsius", "Temperature of the GPU chip.", "temperature"),
+        ("gpu_memory_used_bytes", "Used memory of the GPU.", "memory_used"),
         (
             "gpu_ecc_uncorrected_total",
-            "counter",
             "Number of uncorrectable memory errors (ECC) since the driver was loaded.",
             "ecc_uncorrected",
         ),
     ):
-        yield from _family(name, kind, what, _gpu_samples(gpus, attribute))
+        yield from _family(name, what, _gpu_samples(gpus, attribute))
 
 
 def _use(health: HealthState) -> Iterator[str]:
     assert health.last is not None
     busy: list[_Sample] = [((), health.use["cpu_percent"])] if "cpu_percent" in health.use else []
-    yield from _family(
-        "cpu_percent", "gauge", "CPU time in use, of the cgroup's quota or else of the machine.", busy
-    )
+    yield from _family("cpu_percent", "CPU time in use, of the cgroup's quota or else of the machine.", busy)
     nics = health.last.nics
     moved = [(nic.name, "received", nic.received) for nic in nics]
     moved += [(nic.name, "sent", nic.sent) for nic in nics]
     bytes_of: list[_Sample] = [
         ((("interface", name), ("direction", way)), count) for name, way, count in moved
     ]
-    yield from _family(
-        "network_bytes_total", "counter", "Bytes that a network interface has carried.", bytes_of
-    )
+    yield from _family("network_bytes_total", "Bytes that a network interface has carried.", bytes_of)
     disk: list[_Sample] = [
         ((("direction", way),), count)
         for way, count in zip(("read", "written"), health.last.disk, strict=True)
     ]
-    yield from _family("disk_bytes_total", "counter", "Bytes that the disks have read and written.", disk)
+    yield from _family("disk_bytes_total", "Bytes that the disks have read and written.", disk)
 
 
 def _gpu_samples(
@@ -256,11 +229,11 @@ def _gpu_samples(
             yield label, value
 
 
-def _family(name: str, kind: str, what: str, samples: Iterable[_Sample]) -> Iterator[str]:
+def _family(name: str, what: str, samples: Iterable[_Sample]) -> Iterator[str]:
     lines = [f"{_PREFIX}{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
     if lines:
         yield f"# HELP {_PREFIX}{name} {what}"
-        yield f"# TYPE {_PREFIX}{name} {kind}"
+        yield f"# TYPE {_PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}"
         yield from lines
 
 

@@ -95,30 +95,15 @@ def grown(n: int, **counters: int) -> NodeReading:
 @pytest.mark.parametrize(
     ("counter", "much", "text", "over"),
     [
-        (
-            "errors",
-            50,
-            "network interface eth0: 10 errors",
-            "network interface eth0: no more errors",
-        ),
+        ("errors", 50, "network interface eth0: 10 errors", "network interface eth0: no more errors"),
         (
             "drops",
             1000,
             "network interface eth0: 200 dropped packets",
             "network interface eth0: no more dropped packets",
         ),
-        (
-            "throttled",
-            20,
-            "4 CPUs is used up in 40 %",
-            "the cgroup's CPU quota is sufficient again",
-        ),
-        (
-            "swapped",
-            500 * MIB,
-            "swaps 100 MiB",
-            "the machine no longer swaps",
-        ),
+        ("throttled", 20, "4 CPUs is used up in 40 %", "the cgroup's CPU quota is sufficient again"),
+        ("swapped", 500 * MIB, "swaps 100 MiB", "the machine no longer swaps"),
     ],
 )
 def test_a_rate_is_told_when_it_lasts(counter: str, much: int, text: str, over: str) -> None:
@@ -137,12 +122,7 @@ def test_a_cable_pulled_is_told_and_a_port_that_never_had_one_is_not() -> None:
     said = story(links(True, False), links(False, False), links(True, False), replace(WELL, nics=()))
     assert alike(
         said,
-        [
-            (),
-            ("network interface eth0 is down",),
-            ("eth0 is up again",),
-            ("network interface eth0 is down",),
-        ],
+        [(), ("network interface eth0 is down",), ("eth0 is up again",), ("network interface eth0 is down",)],
     )
 
 
@@ -171,19 +151,11 @@ def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
     )
     assert alike(
         story(stalled, WELL, stalled, stalled, WELL),
-        [
-            *[()] * 3,
-            ("memory pressure",),
-            ("memory pressure has ended",),
-        ],
+        [*[()] * 3, ("memory pressure",), ("memory pressure has ended",)],
     )
     assert alike(
         story(hot, hot, WELL),
-        [
-            (),
-            ("GPU 0 runs slower because of heat (93 C)",),
-            ("GPU 0 runs at full speed again",),
-        ],
+        [(), ("GPU 0 runs slower because of heat (93 C)",), ("GPU 0 runs at full speed again",)],
     )
     lost = replace(WELL, gpus=(Gpu(0, lost="GPU is lost"),))
     assert alike(story(lost, lost, WELL), [(), ("GPU is lost",), ("GPU 0 responds again",)])
@@ -299,6 +271,7 @@ def test_the_exposition_is_what_prometheus_reads() -> None:
     assert text.endswith("\n")
     assert 'ddp_launch_steps_total{rank="3"} 12' in lines
     assert 'ddp_launch_phase_seconds_total{rank="3",phase="data"} 1.5' in lines
+    assert 'ddp_launch_own_seconds_total{rank="3"} 1.5' in lines
     assert 'ddp_launch_disk_free_bytes{path="/a \\"b\\"\\\\"} 7' in lines
     assert "ddp_launch_restarts_total 2" in lines
     named = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]

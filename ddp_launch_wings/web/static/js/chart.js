@@ -4,7 +4,7 @@ import { fill, h } from "./dom.js";
 import { moment, time } from "./format.js";
 import { color, whenThemeChanges } from "./theme.js";
 
-const HEIGHT = 150, LEFT = 52, BOTTOM = 20, TOP = 8, RIGHT = 6;
+const HEIGHT = 150, LEFT = 68, BOTTOM = 20, TOP = 8, RIGHT = 6;
 
 export class Chart {
   // `lines`: [title, color name, value of an interval]. `text`: a value as text. `most`: the end of the scale, else fitting.
