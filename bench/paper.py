@@ -28,8 +28,7 @@ from models import Writer, resnet
 from shown import ROOT, machine, write_between_markers
 
 from ddp_launch_wings.plan import step_model
-from ddp_launch_wings.plan.profile import Gradient, Profile
-from ddp_launch_wings.plan.step_model import NVLINK, TRANSPORTS, Cluster, Link
+from ddp_launch_wings.plan.step_model import NVLINK, TRANSPORTS, Cluster, Gradient, Link, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

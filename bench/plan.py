@@ -27,7 +27,7 @@ from ddp_launch_wings.plan.command import record_profile
 from ddp_launch_wings.plan.step_model import TRANSPORTS, Cluster, Link, usual_inside
 
 if TYPE_CHECKING:
-    from ddp_launch_wings.plan.profile import Profile
+    from ddp_launch_wings.plan.step_model import Profile
 
 _RANK = os.path.join(ROOT, "bench", "plan_rank.py")
 _LINK_RANK = os.path.join(ROOT, "bench", "link_rank.py")

@@ -29,7 +29,7 @@ from shown import machine, option_parser, publish
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from ddp_launch_wings.redundancy import erasure_code, parity
+from ddp_launch_wings.redundancy import parity, placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def gb_per_s(action: Callable[[], object], n_bytes: int) -> float:
 def ours(k: int, m: int, instructions: str) -> float:
     inputs = [memoryview(bytearray(os.urandom(CHUNK))) for _ in range(k)]
     outputs = [memoryview(bytearray(CHUNK)) for _ in range(m)]
-    rows = erasure_code.parity_rows(k, m)
+    rows = placement.parity_rows(k, m)
     native = parity.compiled()
     if instructions == "torch" or native is None:
         return gb_per_s(lambda: parity.combine_with_torch(rows, inputs, outputs), k * CHUNK)
@@ -71,7 +71,7 @@ def isa_l(k: int, m: int) -> float | None:
     if name is None:
         return None
     library = ctypes.CDLL(name)
-    rows = [each for row in erasure_code.parity_rows(k, m) for each in row]
+    rows = [each for row in placement.parity_rows(k, m) for each in row]
     tables = ctypes.create_string_buffer(32 * k * m)
     library.ec_init_tables(k, m, bytes(rows), tables)
     data = [ctypes.create_string_buffer(os.urandom(CHUNK), CHUNK) for _ in range(k)]
@@ -80,9 +80,7 @@ def isa_l(k: int, m: int) -> float | None:
     targets = (ctypes.c_void_p * m)(*map(ctypes.addressof, theirs))
     speed = gb_per_s(lambda: library.ec_encode_data(CHUNK, k, m, tables, sources, targets), k * CHUNK)
     outputs = [memoryview(bytearray(CHUNK)) for _ in range(m)]
-    parity.combine(
-        erasure_code.parity_rows(k, m), [memoryview(bytearray(each.raw)) for each in data], outputs
-    )
+    parity.combine(placement.parity_rows(k, m), [memoryview(bytearray(each.raw)) for each in data], outputs)
     assert [bytes(each) for each in outputs] == [
         each.raw for each in theirs
     ]  # the same field, the same bytes

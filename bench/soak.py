@@ -33,13 +33,13 @@ import grpc.aio
 
 from rendezvous.access.auth import Gate
 from rendezvous.codec import from_agent_bytes, read_to_agent
+from rendezvous.main import TextLines
 from rendezvous.metrics import Metrics
 from rendezvous.replay.journal import Journals
 from rendezvous.service import condition
 from rendezvous.service import jobs as jobs_module
 from rendezvous.service.agent_stream import ServiceLimits
 from rendezvous.service.jobs import Jobs
-from rendezvous.service.notify import TextLines
 from rendezvous.service.server import Agents
 from rendezvous.store.file import open_file_store
 from rendezvous.values.events import (

@@ -31,7 +31,7 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]
 from etcd_cluster import running
 
 from rendezvous.store.open import open_store
-from rendezvous.store.packing import Packer
+from rendezvous.store.protocol import Packer
 from rendezvous.values.job_state import DECISIONS_KEPT, Exclusion, JobState, Member, Phase
 from rendezvous.values.types import (
     AgentId,

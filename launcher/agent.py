@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import _ddp_launch_entry as doors
-from launcher import daemon_threads, supervision
+from launcher import error_boundary, supervision
 from launcher.exchange import (
     AbortGroups,
     Action,
@@ -324,7 +324,7 @@ class Agent:
 
     def _terminal_resized(self, signum: int) -> None:
         """Ranks get the signal from us, after the size: the kernel sends it only to those who control a terminal."""
-        self._logs.resized(partial(daemon_threads.call_in, self._loop, self._forward_signal, signum))
+        self._logs.resized(partial(error_boundary.call_in, self._loop, self._forward_signal, signum))
 
     def _forward_signal(self, signum: int) -> None:
         self._zygotes.zygote.signal(signum)

@@ -13,7 +13,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from launcher.output import frames
+from launcher.output import lines
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def start_control(environ: MutableMapping[str, str]) -> SshControl | None:
     stream = os.fdopen(control, "rb", buffering=0)
     first = json.loads(_line(stream) or b"{}")
     environ.update(first.get("env", {}))
-    os.write(2, frames.framed("hello").encode() + b"\n")
+    os.write(2, lines.framed("hello").encode() + b"\n")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     threading.Thread(target=_watch, args=(stream,), name="ssh-control", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -42,14 +42,14 @@ def run_agent(spec: LaunchSpec) -> int:
     starter.permit_open_files()
     # Imports make thousands of objects that stay: to look for garbage among them takes a tenth of their time.
     gc.disable()
-    from launcher import daemon_threads
+    from launcher import error_boundary
     from launcher.agent import Agent
     from launcher.wiring import build_shell
 
     gc.freeze()
     gc.enable()
 
-    return daemon_threads.run(Agent(build_shell(spec, starter, zygote)).run())
+    return error_boundary.run(Agent(build_shell(spec, starter, zygote)).run())
 
 
 def _print_message(text: str) -> None:

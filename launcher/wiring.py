@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import _ddp_launch_entry as doors
 from launcher import progress
-from launcher.answers import restart_clock
+from launcher.answers import restart_watch
 from launcher.answers.desk import Desk
 from launcher.answers.measured import Measured
 from launcher.answers.restart_watch import RestartWatch, Traces
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
-    from launcher.answers.restart_clock import RestartClock
+    from launcher.answers.restart_watch import RestartClock
     from launcher.exchange import AgentStep, Finish, StepObserver, Supervision
     from launcher.health.watcher import RankWatcher
     from launcher.joining.connect import ServiceConnection
@@ -357,10 +357,10 @@ def _restart_watch(
     shell: Shell, connection: ServiceConnection, ranks: Workers, node: NodeWatch
 ) -> RestartWatch:
     def stepped(clock: RestartClock) -> None:
-        parts_s = restart_clock.parts_s(clock)
+        parts_s = restart_watch.parts_s(clock)
         numbered = (view.step for view in ranks.pages.views() if view.totals.numbers_steps)
         shell.user_messages.report_back(sum(parts_s.values()), min(numbered, default=None))
-        shell.announcer.restarted(restart_clock.moments(clock), parts_s)
+        shell.announcer.restarted(restart_watch.moments(clock), parts_s)
         node.restarted(parts_s)
 
     return RestartWatch(ranks.pages, connection.session.tell, stepped, shell.boundary)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 from google.protobuf.message import DecodeError
 
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds import figures, view
+from rendezvous.rounds import event_log, view
 from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, rank_time, rank_view, types
@@ -82,7 +82,7 @@ _MESSAGES: dict[type, Any] = {
     view.NodeView: pb.NodeView,
     view.Failure: pb.Failure,
     view.JobView: pb.JobView,
-    figures.TimePoint: pb.TimePoint,
+    event_log.TimePoint: pb.TimePoint,
     events.RanksStalled: pb.RanksStalled,
     events.Examined: pb.Examined,
     events.PhaseTimesReported: pb.PhaseTimesReported,

@@ -139,7 +139,7 @@ MUTANTS: tuple[tuple[str, str, list[tuple[str, str, str]]], ...] = (
         ("a spike of pressure is reported at once", "(_READINGS if symptom.may_be_a_spike else 1)", "1"),
         ("a GPU that does not respond runs at full speed again", "    if not gpu.lost:\n", "    if True:\n"),
     ]),
-    ("launcher/health/stop_rules.py", "core/test_stop_rules.py", [
+    ("launcher/health/stop_watch.py", "core/test_stop_rules.py", [
         ("a line without an end is kept for --stop-when", "if len(rest) > _LONGEST_LINE:", "if False:"),
     ]),
     ("rendezvous/access/auth.py", "core/test_tokens.py", [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_launch_wings.replay.journal_file import JournalFile, JournalUnreadable
 from ddp_launch_wings.replay.player import play
+from ddp_launch_wings.replay.report import JournalFile, JournalUnreadable
 from launcher.replaying import machine as agent
 from rendezvous.replay.journal import service_machine as service
 from rendezvous.replay.records import RecordUnreadable, records

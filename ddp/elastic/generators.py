@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from ddp.elastic import commits, sample_order
+from ddp.elastic import commits, sampler
 from ddp.elastic.images import leaves
 from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongValue
@@ -254,7 +254,7 @@ def resume(team: Team, local: LocalImages, choice: commits.CommitChoice) -> dict
         else received.get(team.rank if team.rank in lacking else -1)
     )
     if found is None:
-        seed(sample_order.seed_of_new_rank(received[first].get("seed", 0), choice.commit.number, team.rank))
+        seed(sampler.seed_of_new_rank(received[first].get("seed", 0), choice.commit.number, team.rank))
     else:
         set(found)
     return found

@@ -22,7 +22,7 @@ import torch
 import _ddp_launch_entry as doors
 from ddp.elastic import commits, generators
 from ddp.elastic.files.writer import CommitError
-from ddp.elastic.images import copies, image, leaves, spans
+from ddp.elastic.images import copies, image, leaves
 from ddp.groups import accelerator
 from ddp.telemetry import capture, guard, status_page, torch_api
 from ddp.telemetry.coded import CodedError, WrongType, WrongUse
@@ -39,6 +39,56 @@ if TYPE_CHECKING:
     from ddp.elastic.images.leaves import Leaf
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
+
+
+# Which bytes of an image come from which device, so that each device sends few pieces instead of each tensor.
+
+_LARGEST_GAP = 64 << 10  # the bytes of other tensors inside a span, which its device has memory for as well
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in the data of an image."""
+
+    begin: int
+    n_bytes: int
+    device: str  # "" if it is in the memory of the host
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpan:
+    """Bytes of the data of an image that one device sends in one piece."""
+
+    device: str
+    begin: int
+    end: int
+
+    def has(self, tensor: Stored) -> bool:
+        return tensor.device == self.device and self.begin <= tensor.begin < self.end
+
+
+def spans(tensors: Sequence[Stored]) -> tuple[DeviceSpan, ...]:
+    """Return the spans that have all tensors of devices, in order; `tensors`: ordered by where they begin.
+
+    Small tensors of the host may lie inside of a span, such as the counts of steps in the state of Adam. Their bytes
+    are written after those of the span.
+    """
+    found: list[DeviceSpan] = []
+    between = 0  # bytes of the host's tensors since the last span
+    for each in tensors:
+        if not each.n_bytes:
+            continue
+        if not each.device:
+            between += each.n_bytes
+            continue
+        end = each.begin + each.n_bytes
+        if found and found[-1].device == each.device and between <= _LARGEST_GAP:
+            found[-1] = DeviceSpan(each.device, found[-1].begin, end)
+        else:
+            found.append(DeviceSpan(each.device, each.begin, end))
+        between = 0
+    return tuple(found)
+
 
 # --- pinned memory ---------------------------------------------------------------------------------
 #
@@ -115,10 +165,10 @@ class Snapshot:
         self, places: Sequence[tuple[Leaf, int]], tensors: Sequence[torch.Tensor], device: torch.device
     ) -> None:
         stored = [
-            spans.Stored(at, leaf.n_bytes, "" if tensor.device.type == "cpu" else str(tensor.device))
+            Stored(at, leaf.n_bytes, "" if tensor.device.type == "cpu" else str(tensor.device))
             for (leaf, at), tensor in zip(places, tensors, strict=True)
         ]
-        self._spans = spans.spans(stored)
+        self._spans = spans(stored)
         self._devices = sorted({torch.device(each.device) for each in self._spans}, key=str) or [device]
         self._buffers = _allocated(self._spans)
         self._copies = [self._copy_of(leaf, each) for (leaf, _at), each in zip(places, stored, strict=True)]
@@ -130,7 +180,7 @@ class Snapshot:
         self._streams = {each: torch.Stream(each) for each in self._devices}
         self._passed: list[torch.Event] = []
 
-    def _copy_of(self, leaf: Leaf, stored: spans.Stored) -> torch.Tensor:
+    def _copy_of(self, leaf: Leaf, stored: Stored) -> torch.Tensor:
         for span, buffer in zip(self._spans, self._buffers, strict=True):
             if span.has(stored):
                 return image.part(buffer, leaf, stored.begin - span.begin)
@@ -174,7 +224,7 @@ class Snapshot:
                 torch_api.copy_all([views[number] for number in self._of_host], copies)
 
 
-def _allocated(wanted: Iterable[spans.DeviceSpan]) -> list[torch.Tensor]:
+def _allocated(wanted: Iterable[DeviceSpan]) -> list[torch.Tensor]:
     """Allocate the memory of all spans, from what the training has never used: it would be missed at its next peak."""
     buffers = []
     for span in wanted:

@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-from ddp.groups import reform, stores, wrappers
+from ddp.groups import membership, reform, wrappers
+from ddp.groups.rank_info import Announced
 from ddp.groups.reform import Meeting
-from ddp.groups.reform_plan import Announced
 from ddp.groups.shared_work import FinishedWork
 from ddp.telemetry import guard, status_page, torch_api, torch_names
 from ddp.telemetry.coded import CodedError
@@ -159,7 +159,7 @@ def _announcing(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _announce(group: Announced, store: Any) -> None:
     if _gate.meeting is None:
-        _gate.meeting = Meeting(stores.own_store(store), int(os.environ["RANK"]))
+        _gate.meeting = Meeting(membership.own_store(store), int(os.environ["RANK"]))
     _gate.meeting.announce(group)
 
 

@@ -36,10 +36,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ddp.groups import process_group, reform_plan, registry, stores, successors, wrappers
+from ddp.groups import membership, process_group, rank_info, registry, successors, wrappers
 from ddp.groups.membership import Membership, let_go
-from ddp.groups.rank_info import parse_rank_info
-from ddp.groups.reform_plan import END, Announced, CannotReform, WorldPlace, objection
+from ddp.groups.rank_info import END, Announced, CannotReform, WorldPlace, objection, parse_rank_info
 from ddp.telemetry import collective_marks, guard
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Meeting:
     """The announcements of one generation, as this rank writes and reads them."""
 
     def __init__(self, store: Any, rank: int) -> None:
-        self._store = PrefixStore(_PREFIX, stores.own_store(store))
+        self._store = PrefixStore(_PREFIX, membership.own_store(store))
         self._rank = rank
         self._said = 0
         self._read: dict[int, int] = {}  # by rank, how many announcements were read
@@ -97,7 +96,7 @@ class Meeting:
         if self._latest.get(rank) == Announced(END):
             return self._latest[rank]
         key = f"{rank}/{number}"
-        stores.await_keys(self._store, [key], timeout_s, interrupted)
+        membership.await_keys(self._store, [key], timeout_s, interrupted)
         said = json.loads(self._store.get(key))
         self._read[rank] = number + 1
         self._latest[rank] = Announced(said["name"], tuple(said["ranks"]), said["backend"])
@@ -229,12 +228,12 @@ def _form(work: _Work, interrupted: Callable[[], str]) -> None:
     info = parse_rank_info(os.environ)
     now = WorldPlace(info.rank, info.world_size)
     given = [
-        reform_plan.GroupMembers(
+        rank_info.GroupMembers(
             each.name, each.ranks, is_split=each.device is not None and not each.is_default
         )
         for each in work.groups
     ]
-    chosen = reform_plan.new_groups(given, work.n_created, work.before, now)
+    chosen = rank_info.new_groups(given, work.n_created, work.before, now)
     old: list[Any] = list(work.groups)
     for each in reversed(work.groups):
         _leave(each)

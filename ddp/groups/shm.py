@@ -25,7 +25,7 @@ from torch.distributed import (
 )
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-from ddp.groups import core_loading, joining, ring, segment, stores
+from ddp.groups import core_arguments, joining, membership, ring, segment
 from ddp.groups.core_arguments import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -415,7 +415,7 @@ class _Setup:
         size: int,
         timeout: timedelta,
         ranks: list[int],
-        interrupted: Callable[[], str] = stores.never,
+        interrupted: Callable[[], str] = membership.never,
     ) -> None:
         self.name = name
         self.store = store
@@ -436,7 +436,7 @@ class _Setup:
         try:
             return self._form(entries)
         except _Unable as reason:
-            core_loading.warn_once(str(reason))
+            core_arguments.warn_once(str(reason))
             return None, None
         finally:
             for each in (self.listener, self.port):
@@ -451,7 +451,7 @@ class _Setup:
     def _await(self, keys: list[str]) -> None:
         """Wait for keys with the group's timeout. The store's own timeout can be 30 minutes (the default group's)."""
         try:
-            stores.await_keys(self.store, keys, self.timeout_s, self.interrupted)
+            membership.await_keys(self.store, keys, self.timeout_s, self.interrupted)
         except TimeoutError as error:
             late = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
             who = f"{name_ranks(late)} {'has' if len(late) == 1 else 'have'}"
@@ -461,7 +461,7 @@ class _Setup:
             ) from error
 
     def _own_entry(self) -> _Entry:
-        if core_loading.native() is None:
+        if core_arguments.native() is None:
             return _Entry(reason="has no compiled core: install the same package on all ranks")
         try:
             self.listener = segment.open_listener()
@@ -499,7 +499,7 @@ class _Setup:
         return made, placed
 
     def _connect(self, entries: list[_Entry], placed: HostLayout) -> Any:
-        native = core_loading.native()
+        native = core_arguments.native()
         assert native is not None
         assert self.listener is not None
         staging = _staging(placed)
@@ -584,7 +584,7 @@ def register() -> bool:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     joining.watch(SharedGroup)
     collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, CombinedWork))
-    return core_loading.native() is not None
+    return core_arguments.native() is not None
 
 
 register()

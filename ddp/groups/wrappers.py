@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ddp.groups import successors
-from ddp.groups.reform_plan import CannotReform, WorldPlace
+from ddp.groups.rank_info import CannotReform, WorldPlace
 from ddp.telemetry import torch_api, torch_names
 from ddp.telemetry.observing import instances_of, with_subclasses
 

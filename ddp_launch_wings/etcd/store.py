@@ -39,11 +39,11 @@ from ddp_launch_wings.etcd.client import (
 from ddp_launch_wings.etcd.owner import Changes, EtcdOwnership, Follower, Snapshot
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.open import BadUrl
-from rendezvous.store.packing import Packer
 from rendezvous.store.protocol import (
     Conflict,
     Notices,
     OwnershipLost,
+    Packer,
     StoreError,
     Value,
     check_count,

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.hosts import command_lines
 from ddp_launch_wings.hosts.command_lines import SharedSettings, check
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.failure.ending import leave_error_file
 from launcher.joining import addresses
-from launcher.output import frames
+from launcher.output import lines
 from launcher.output.lines import is_colored
 from launcher.output.terminal import Terminal
 from launcher.settings.values import BadValue, Host, read_hostfile
@@ -282,7 +282,7 @@ class Fleet:
         await self._outputs.put(terminal, lines)
 
     def _is_for_user(self, member: HostAgent, line: bytes, shown: dict[str, int]) -> bool:
-        frame = frames.parse(line)
+        frame = lines.parse(line)
         if frame is not None:
             member.answered = member.answered or frame.get("kind") == "hello"
             if frame.get("kind") == "ending":
@@ -356,7 +356,7 @@ def run_fleet(
     async def main() -> int:
         return await Fleet(settings, found, shared, env).run()
 
-    return daemon_threads.run(main())
+    return error_boundary.run(main())
 
 
 def _handled_signals(settings: Settings) -> set[signal.Signals]:

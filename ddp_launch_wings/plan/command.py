@@ -10,11 +10,20 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ddp_launch_wings.plan import profile as profiles
+from ddp_launch_wings.plan import step_model as profiles
 from ddp_launch_wings.plan import table
 from ddp_launch_wings.plan.prediction import FailureModel, Question, predict
-from ddp_launch_wings.plan.profile import BadProfile, Profile, from_text, merged
-from ddp_launch_wings.plan.step_model import TRANSPORTS, Link, measured_link, usual, usual_inside
+from ddp_launch_wings.plan.step_model import (
+    TRANSPORTS,
+    BadProfile,
+    Link,
+    Profile,
+    from_text,
+    measured_link,
+    merged,
+    usual,
+    usual_inside,
+)
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
 from launcher.template.contracts import STEP_PROFILE, STEP_PROFILE_STEPS

@@ -12,8 +12,7 @@ from ddp_launch_wings.plan.step_model import CAPS_MB, DEFAULT_CAP_MB, Cluster
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_launch_wings.plan.profile import Profile
-    from ddp_launch_wings.plan.step_model import Link, StepTime, Transport
+    from ddp_launch_wings.plan.step_model import Link, Profile, StepTime, Transport
 
 
 CADENCES = (1, 2, 4, 8, 16, 32)

@@ -17,8 +17,8 @@ import torch
 from ddp.elastic.commits import CommitName
 from ddp.elastic.images import image, kept_images
 from ddp.elastic.images.image import DamagedImage
-from ddp.groups import core_loading
-from ddp_launch_wings.redundancy import erasure_code, placement
+from ddp.groups import core_arguments
+from ddp_launch_wings.redundancy import placement
 from ddp_launch_wings.redundancy.peer_links import PeerError
 from ddp_launch_wings.redundancy.placement import Protected, StripeFacts, chunk_range
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from ddp_launch_wings.redundancy.erasure_code import Row
     from ddp_launch_wings.redundancy.peer_links import Links, Peer
-    from ddp_launch_wings.redundancy.placement import Stripe
+    from ddp_launch_wings.redundancy.placement import Row, Stripe
 
 # --- linear combinations ---------------------------------------------------------------------------
 #
@@ -47,7 +46,7 @@ WORD = 8  # the lengths of all buffers are multiples of it
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    return core_loading.part("ddp_launch_wings.redundancy._erasure")
+    return core_arguments.part("ddp_launch_wings.redundancy._erasure")
 
 
 def combine(rows: Sequence[Row], inputs: Sequence[memoryview], outputs: Sequence[memoryview]) -> None:
@@ -365,7 +364,7 @@ class StripeEncoder:
         for chunk, n_bytes in lengths.items():
             self._inputs[chunk][n_bytes:size] = bytes(size - n_bytes)
         outputs = [mine[begin:end], *(each[:size] for each in self._outputs)]
-        rows = erasure_code.parity_rows(self.k, self.m)
+        rows = placement.parity_rows(self.k, self.m)
         combine(rows, [each[:size] for each in self._inputs], outputs)
         self._hand_out(number, begin, outputs, sums)
 

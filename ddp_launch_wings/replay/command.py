@@ -29,8 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    from ddp_launch_wings.replay.journal_file import JournalUnreadable
-    from ddp_launch_wings.replay.report import CannotReplay, run
+    from ddp_launch_wings.replay.report import CannotReplay, JournalUnreadable, run
 
     try:
         return run(arguments)

@@ -14,7 +14,7 @@ from ddp_launch_wings.submit import kubernetes, slurm, ssh
 from ddp_launch_wings.submit.job import BadJobFile, read
 from ddp_launch_wings.submit.kubernetes import own_secret
 from rendezvous.access import secret
-from rendezvous.control.yaml_text import documents
+from rendezvous.control.formats import documents
 from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
 

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import _ddp_launch_entry as doors
-from ddp_launch_wings.upkeep import store_files as files
+from ddp_launch_wings.upkeep import store_work as files
 from ddp_launch_wings.upkeep.store_work import store_of
 from rendezvous.access.auth import KeyFileUnusable, read_keys
 from rendezvous.access.secret import file_problem

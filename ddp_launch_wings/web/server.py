@@ -37,8 +37,8 @@ from ddp_launch_wings.web.requests import (
 )
 from rendezvous.access.auth import Denied, Identity, Reason, Right
 from rendezvous.access.secret import file_problem
-from rendezvous.control.log_lines import as_dict as line_dict
-from rendezvous.control.log_lines import lines_of, on_terminal
+from rendezvous.control.ctl_text import line_as_dict as line_dict
+from rendezvous.control.ctl_text import lines_of, on_terminal
 from rendezvous.control.service import NoSuchJob, inquire
 from rendezvous.control.why import story_of
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from ddp_launch_wings.web.feed import Feed
     from ddp_launch_wings.web.requests import LogsRequest, OrderRequest
     from rendezvous.access.auth import Certificates, Gate, Grant
-    from rendezvous.control.log_lines import LogLine
+    from rendezvous.control.ctl_text import LogLine
     from rendezvous.control.service import Caller
 
     Answer = Callable[[Any, "Session"], Awaitable[Response]]

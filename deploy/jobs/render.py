@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from ddp_launch_wings.submit import kubernetes, slurm  # noqa: E402
 from ddp_launch_wings.submit.job import read  # noqa: E402
-from rendezvous.control.yaml_text import documents  # noqa: E402
+from rendezvous.control.formats import documents  # noqa: E402
 
 
 def rendered() -> dict[Path, str]:

@@ -12,7 +12,7 @@ import variables
 import ddp
 from launcher.failure.symptoms import TABLE
 from launcher.health import exposition
-from launcher.notify.job_events import EventKind
+from launcher.notify.notifier import EventKind
 from launcher.settings.options import OPTIONS
 from rendezvous import metrics
 from rendezvous.service import condition, server

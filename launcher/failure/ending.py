@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher import ending_file
-from launcher.output import frames
+from launcher.output import lines
 from launcher.output.lines import is_colored, printable
 from rendezvous.values.cause_text import code_of_outcome
 from rendezvous.values.error_codes import with_code
@@ -166,7 +166,7 @@ def _place(spec: LaunchSpec, folder: LogFolder) -> str:
 def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
     """Write to the terminal, or to the `--hosts` process, which shows a text that all agents send only once."""
     if spec.has_ssh_control:
-        _say(frames.framed("ending", whose=whose, text=text, error=error))
+        _say(lines.framed("ending", whose=whose, text=text, error=error))
         return
     leave_error_file(error, _say)
     _say(text)

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import _ddp_launch_entry as doors
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.exchange import AgentPhase
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
@@ -186,7 +186,7 @@ class NodeWatch:
             partial(self._on_reading, reading),
             None,
         )
-        daemon_threads.call_in(self._loop, report)
+        error_boundary.call_in(self._loop, report)
 
     def _on_reading(self, reading: NodeReading) -> None:
         before = self._health

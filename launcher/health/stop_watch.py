@@ -1,18 +1,20 @@
 """Watches the conditions of `--stop-when`, and reports the first that is true as the failure of a rank.
 
-launcher/health/stop_rules.py decides. The output arrives on the thread of the log pump, in pieces.
+launcher/health/stop_watch.py decides. The output arrives on the thread of the log pump, in pieces.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.exchange import ConditionMet
-from launcher.health.stop_rules import LineRules, Met
 from launcher.health.watcher import RankWatcher
+from launcher.output.lines import without_color
 from rendezvous.values.contracts import CONDITION_MET
 from rendezvous.values.types import Cause, FailureClass
 
@@ -23,6 +25,49 @@ if TYPE_CHECKING:
     from launcher.output.lines import RankLabel
     from launcher.settings.spec import StopCondition
     from rendezvous.values.rank_view import RankView
+
+
+# Decides whether a condition of `--stop-when` is true. Pure: of output in pieces.
+
+_LONGEST_LINE = 4096
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A condition is true, because of this."""
+
+    condition: str
+    because: str
+
+    def __str__(self) -> str:
+        return f'the condition "{self.condition}" of --stop-when is true: {self.because}'
+
+
+class LineRules:
+    def __init__(self, conditions: Sequence[StopCondition]) -> None:
+        self._rules = [(each.text, re.compile(each.pattern.encode(), re.MULTILINE)) for each in conditions]
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def scan(self, rest: bytes, chunk: bytes) -> tuple[Met | None, bytes]:
+        """Look at the lines that the chunk completes. Return the unfinished line, for the next call."""
+        data = (rest + chunk).replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        whole, rest = data[:end], data[end:]
+        if len(rest) > _LONGEST_LINE:
+            whole, rest = data, b""
+        return self.found_in(without_color(whole)), rest
+
+    def found_in(self, text: bytes) -> Met | None:
+        for condition, pattern in self._rules:
+            if text and (found := pattern.search(text)):
+                start = text.rfind(b"\n", 0, found.start()) + 1
+                line = text[start:].partition(b"\n")[0].decode(errors="replace").strip()
+                return Met(condition, f"{line[:_SHOWN_CHARS]!r}")
+        return None
+
 
 _EVERY_S = 1.0
 _CLOCK = "%Y-%m-%d %H:%M:%S"
@@ -60,7 +105,7 @@ class StopWatch(RankWatcher):
         met, rest = self._lines.scan(self._rest.get(key, b""), chunk)
         self._rest[key] = rest
         if met is not None:
-            daemon_threads.call_in(self._loop, self._met, met, label.generation, label.rank, label.local_rank)
+            error_boundary.call_in(self._loop, self._met, met, label.generation, label.rank, label.local_rank)
 
     # --- what the script measures --------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import _ddp_launch_entry as doors
 from launcher.machine import gpu_reading
-from launcher.machine.small_files import names_in, text_of
+from launcher.machine.gpu_reading import names_in, text_of
 from launcher.template import cgroup
 
 if TYPE_CHECKING:

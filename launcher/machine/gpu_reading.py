@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,29 @@ from launcher.machine.gpu_state import (
     PcieLink,
     Process,
 )
-from launcher.machine.small_files import names_in, text_of
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterator
+
+
+# Reads files and directories in /proc and /sys. Returns an empty value if one does not exist.
+
+
+def names_in(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def text_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
+
 
 # --- the driver's library --------------------------------------------------------------------------
 #

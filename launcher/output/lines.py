@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import groupby
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from rendezvous.values.late_dataclass import dataclass
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from launcher.settings.spec import LogSpec, Streams
+
 
 LINE_LIMIT = 64 * 1024
 
@@ -262,3 +264,23 @@ def shown_once(
 
 def _with_count(line: HeldLine[Writer]) -> bytes:
     return line.text + (b" (x %d ranks)\n" % len(line.by) if len(line.by) > 1 else b"\n")
+
+
+# Framed JSON objects in the output of an agent: messages to the `ddp-launch --hosts` process.
+
+FRAME = "\x1e"  # begins such a line
+
+
+def framed(kind: str, **fields: str) -> str:
+    return f"{FRAME}{json.dumps({'kind': kind, **fields})}"
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a framed line, or None."""
+    if not line.startswith(FRAME.encode()):
+        return None
+    try:
+        found = json.loads(line[1:])
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -18,15 +18,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import _ddp_launch_entry as doors
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.joining import addresses
 from launcher.joining.connect import CannotConnect, open_session, open_session_of
 from launcher.machine import gpu_reading
-from launcher.machine.gpu_reading import read_all, read_layout
+from launcher.machine.gpu_reading import names_in, read_all, read_layout, text_of
 from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
 from launcher.machine.kernel_log import logged_xids
-from launcher.machine.small_files import names_in, text_of
 from launcher.output.lines import is_colored
 from launcher.output.log_file import temporary_roots
 from launcher.preflight import checkup, installed
@@ -54,7 +53,7 @@ from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.sources import SourceFailed
 from launcher.stop_requests import unless_stopped
 from launcher.template import cgroup
-from launcher.template.torch_release import too_old
+from launcher.template.import_variables import too_old
 from rendezvous.values.contracts import CANNOT_RUN, INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.late_dataclass import dataclass
@@ -598,7 +597,7 @@ def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], 
         spec = replace(spec, preflight="full")
     for warning in (*unknown_variables(environ), *warnings):
         _say(f"warning: {warning}")
-    return daemon_threads.run(_check(spec, bool(settings["json"])))
+    return error_boundary.run(_check(spec, bool(settings["json"])))
 
 
 async def _check(spec: LaunchSpec, as_json: bool) -> int:

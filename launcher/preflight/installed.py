@@ -13,10 +13,10 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, PathFin
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING
 
-from launcher.machine.small_files import text_of
+from launcher.machine.gpu_reading import text_of
 from launcher.preflight.checkup import Versions
 from launcher.settings.import_path import import_path
-from launcher.template.torch_release import too_old
+from launcher.template.import_variables import too_old
 from rendezvous.values.contracts import PROTOCOL, VERSION
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.exchange import RankEnded
 from launcher.failure.crash_text import modules_named
 from launcher.failure.rank_facts import OomWatch, read_error_record
@@ -284,7 +284,7 @@ class Workers:
     async def _read_last_output(self, label: RankLabel) -> None:
         """Read the last output of the rank, which may still be in its pipes."""
         read = asyncio.Event()
-        tell = partial(daemon_threads.call_in, asyncio.get_running_loop(), read.set)
+        tell = partial(error_boundary.call_in, asyncio.get_running_loop(), read.set)
         self._logs.catch_up(label.rank, label.generation, tell)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_OUTPUT_S):

@@ -7,12 +7,27 @@ the beginnings of their names identify these.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from _thread import get_ident
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any
+
+
+# Which releases of torch we work with. Older ones have no store that takes over an open socket, among other things.
+
+LEAST = (2, 8)
+
+
+def too_old(release: str) -> str:
+    """What is wrong with this release of torch; "" if it is new enough, or cannot be read."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if found is None or (int(found[1]), int(found[2])) >= LEAST:
+        return ""
+    return f"needs torch {LEAST[0]}.{LEAST[1]} or newer, found {release}: upgrade torch"
+
 
 # Of the libraries that torch and numpy load: their values count when the library is loaded. Drivers and NCCL read
 # theirs when they are first used, and TORCH_DISTRIBUTED_DEBUG is read again in the rank.

@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import forking, freshness, import_variables, script_start, torch_release
+from . import forking, freshness, import_variables, script_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -112,7 +112,7 @@ def _import_torch() -> str:
         import torch
     except Exception as error:  # a missing library, a broken installation: the error says which
         return f"cannot import torch in the Python of the ranks ({type(error).__name__}: {error})"
-    return torch_release.too_old(str(getattr(torch, "__version__", "")))
+    return import_variables.too_old(str(getattr(torch, "__version__", "")))
 
 
 def _preload(names: list[str]) -> str:

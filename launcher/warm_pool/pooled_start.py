@@ -75,8 +75,7 @@ def _imports(folder: PoolFolder, recipe: Recipe) -> bool:
 def recipe_of(spec: LaunchSpec, starter: ZygoteStarter, folder: PoolFolder) -> Recipe:
     from launcher.ranks.zygote import warm_command
     from launcher.template import pool_folder
-    from launcher.warm_pool.client import Recipe
-    from launcher.warm_pool.surroundings import key_of
+    from launcher.warm_pool.client import Recipe, key_of
 
     def command(pool: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
         return warm_command(spec, starter.env, {"pool": pool})

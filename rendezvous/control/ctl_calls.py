@@ -28,13 +28,15 @@ from rendezvous.control.ctl_text import (
     job_dict,
     job_table,
     job_text,
+    line_as_dict,
+    lines_of,
     named,
+    on_terminal,
     phase_of,
+    prefix,
     printable_lines,
 )
 from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn, write
-from rendezvous.control.log_lines import as_dict as line_as_dict
-from rendezvous.control.log_lines import lines_of, on_terminal, prefix
 from rendezvous.control.service import BadArgument, inquire, job_named
 from rendezvous.control.top_table import (
     Sorting,

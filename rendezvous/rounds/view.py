@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
-from rendezvous.rounds.event_log import Past
-from rendezvous.rounds.figures import TimePoint
+from rendezvous.rounds.event_log import Past, TimePoint
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.values.job_state import Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass

@@ -39,8 +39,7 @@ from rendezvous.rounds.admission import (
     resume,
     trains,
 )
-from rendezvous.rounds.event_log import EventLine, LoggedEvent, Past, lines
-from rendezvous.rounds.figures import Series, point_of
+from rendezvous.rounds.event_log import EventLine, LoggedEvent, Past, Series, lines, point_of
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import (
     AgentHeard,

@@ -17,10 +17,10 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rendezvous.store.packing import Packer
 from rendezvous.store.protocol import (
     Conflict,
     Notices,
+    Packer,
     SoleOwnership,
     StoreError,
     Value,

@@ -8,23 +8,21 @@ from hypothesis import strategies as st
 
 from ddp.groups.rank_info import (
     ALONE,
-    InitError,
-    RankInfo,
-    choose,
-    device_index,
-    known_backend,
-    layout,
-    parse_rank_info,
-    seconds,
-)
-from ddp.groups.reform_plan import (
     END,
     Announced,
     CannotReform,
     GroupMembers,
+    InitError,
+    RankInfo,
     WorldPlace,
+    choose,
+    device_index,
+    known_backend,
+    layout,
     new_groups,
     objection,
+    parse_rank_info,
+    seconds,
 )
 
 

@@ -36,7 +36,7 @@ from launcher.preflight.checkup import (
     judge_versions,
     skipped,
 )
-from launcher.template.torch_release import too_old
+from launcher.template.import_variables import too_old
 
 OK, WARN, FAIL, SKIPPED = Grade.OK, Grade.WARN, Grade.FAIL, Grade.SKIPPED
 

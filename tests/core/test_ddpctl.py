@@ -16,7 +16,7 @@ from rendezvous.control import commands as control
 from rendezvous.control.commands import ALIASES, COMPLETION, EXPLAIN, Command, Order, parser
 from rendezvous.control.ctl import main
 from rendezvous.control.ctl_calls import carry_out, request_of
-from rendezvous.control.log_lines import lines_of, on_terminal
+from rendezvous.control.ctl_text import lines_of, on_terminal
 from rendezvous.control.service import Service
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.questions import LogPiece, LogStream

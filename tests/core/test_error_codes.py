@@ -15,7 +15,7 @@ from launcher import cli
 from launcher.settings.arguments import UsageError
 from launcher.template import messages
 from rendezvous import main as service
-from rendezvous.control import ctl, explain
+from rendezvous.control import ctl
 from rendezvous.values import contracts
 from rendezvous.values.cause_text import code_of_cause, code_of_outcome
 from rendezvous.values.contracts import VERSION, VERSION_METADATA
@@ -35,11 +35,9 @@ def test_no_code_was_removed_or_given_to_something_else() -> None:
 
 def test_each_code_has_one_section_with_all_its_parts() -> None:
     """Each error that is raised has a code of the table, so each has a section, and no section is of something else."""
-    assert re.findall(r"^### (.*)", explain.page(), re.MULTILINE) == [
-        f"{code}: {code.phrase}" for code in Code
-    ]
+    assert re.findall(r"^### (.*)", ctl.page(), re.MULTILINE) == [f"{code}: {code.phrase}" for code in Code]
     for code in Code:
-        text = explain.explanation(code)
+        text = ctl.explanation(code)
         assert text is not None
         parts = r"(.+\.)\n\nWhy it happens:\n- .+?\n\nWhat to do:\n- .+?(\n\nMore: .*)?"
         found = re.fullmatch(rf"{code}: .*?\n\n{parts}", text, re.DOTALL)
@@ -50,7 +48,7 @@ def test_each_code_has_one_section_with_all_its_parts() -> None:
 
 
 def test_codes_are_in_the_area_of_their_digit() -> None:
-    areas = re.split(r"^## .*", explain.page(), flags=re.MULTILINE)[1:]
+    areas = re.split(r"^## .*", ctl.page(), flags=re.MULTILINE)[1:]
     digits = [set(re.findall(r"^### DDP-(\d)", area, re.MULTILINE)) for area in areas]
     assert digits == [{str(digit)} for digit in range(1, 9)]
 
@@ -61,10 +59,10 @@ def test_explain_reads_the_page_of_an_installed_wheel(
     installed = tmp_path / "launcher" / "pages"
     installed.mkdir(parents=True)
     (installed / "errors.md").write_text("## A\n\n### DDP-1001: unknown option\n\nAs it is there.\n")
-    monkeypatch.setattr(explain, "_INSTALLED", tmp_path)
-    assert explain.explanation("1001") == "DDP-1001: unknown option\n\nAs it is there."
-    assert explain.explanation("1002") is None
-    assert explain.contents().startswith("A:\n  DDP-1001  unknown option\n")
+    monkeypatch.setattr(ctl, "_INSTALLED", tmp_path)
+    assert ctl.explanation("1001") == "DDP-1001: unknown option\n\nAs it is there."
+    assert ctl.explanation("1002") is None
+    assert ctl.contents().startswith("A:\n  DDP-1001  unknown option\n")
 
 
 @pytest.mark.parametrize("word", ["DDP-5004", "ddp-5004", "5004", "[DDP-5004]"])
@@ -73,13 +71,13 @@ def test_explain_prints_the_page_of_a_code(word: str, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert said.startswith("DDP-5004: rank exception\n")
     assert "What to do:" in said
-    assert said.rstrip("\n") == explain.explanation("5004")
+    assert said.rstrip("\n") == ctl.explanation("5004")
 
 
 def test_explain_without_a_code_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert ctl.main(["explain"]) == 0
-    assert capsys.readouterr().out.rstrip("\n") == explain.contents()
-    assert all(code in explain.contents() for code in Code)
+    assert capsys.readouterr().out.rstrip("\n") == ctl.contents()
+    assert all(code in ctl.contents() for code in Code)
 
 
 def test_explain_of_an_unknown_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rendezvous.rounds.figures import MOST_POINTS, Series, TimePoint, point_of
+from rendezvous.rounds.event_log import MOST_POINTS, Series, TimePoint, point_of
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.job_state import JobState
 from rendezvous.values.rank_time import JobTime, NodeTime, RankTime, TimeSpent, TimeState

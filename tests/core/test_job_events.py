@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.exchange import Finish, Supervision
-from launcher.notify.job_events import EventKind, as_object, of_finish, of_step
+from launcher.notify.notifier import EventKind, as_object, of_finish, of_step
 from rendezvous.values.events import Ended, Notice, Stop, Waiting
 from rendezvous.values.rank_time import JobTime, TimeSpent
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, Outcome

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from rendezvous.rounds.event_log import LoggedEvent, Past, decode_past, encode_past
-from rendezvous.rounds.figures import TimePoint
+from rendezvous.rounds.event_log import LoggedEvent, Past, TimePoint, decode_past, encode_past
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.rank_time import JobTime, TimeSpent
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.answers.restart_clock import (
+from launcher.answers.restart_watch import (
     RestartClock,
     failed,
     forked,

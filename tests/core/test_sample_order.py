@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.elastic import sample_order
+from ddp.elastic import sampler
 from ddp.elastic.commits import Thinning
-from ddp.elastic.images.spans import DeviceSpan, Stored, spans
-from ddp.elastic.sample_order import Progress, advance, next_epoch, positions, rounds_left
+from ddp.elastic.keeper import DeviceSpan, Stored, spans
+from ddp.elastic.sampler import Progress, advance, next_epoch, positions, rounds_left
 
 worlds = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9)), max_size=6)
 
@@ -80,20 +80,20 @@ def test_no_such_position(wrong: dict[str, int]) -> None:
 def test_the_published_numbers_of_splitmix64() -> None:
     """The first outputs of the generator from state 1234567, which its authors' code prints."""
     gamma = 0x9E3779B97F4A7C15
-    outputs = [sample_order.splitmix(1234567 + step * gamma) for step in range(3)]
+    outputs = [sampler.splitmix(1234567 + step * gamma) for step in range(3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_new_ranks_get_seeds_of_their_own() -> None:
     found = {
-        sample_order.seed_of_new_rank(seed, commit, rank)
+        sampler.seed_of_new_rank(seed, commit, rank)
         for seed in (0, 1, 2**64 - 1, -1)
         for commit in range(20)
         for rank in range(20)
     }
     assert len(found) == 3 * 20 * 20, "-1 and 2**64 - 1 are the same number for torch as well"
     assert all(0 <= each < 2**64 for each in found)
-    assert sample_order.seed_of_new_rank(5, 7, 1) != sample_order.seed_of_new_rank(5, 1, 7)
+    assert sampler.seed_of_new_rank(5, 7, 1) != sampler.seed_of_new_rank(5, 1, 7)
 
 
 # --- Which commits are written to a slow store: all ranks must write some of the same, without talking about it

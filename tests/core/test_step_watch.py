@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.answers.rank_table import Looks, looked
+from launcher.answers.desk import Looks, looked
 from rendezvous.values.rank_view import Collective, RankPhase, RankView
 
 # A rank whose steps take 1 s. It has two buckets.

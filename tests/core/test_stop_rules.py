@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_story import running, spec
 
-from launcher.health.stop_rules import LineRules
+from launcher.health.stop_watch import LineRules
 from launcher.settings.spec import StopCondition
 from launcher.settings.values import BadValue, stop_conditions
 from rendezvous.values.job_state import Phase

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.failure.story import outcome_json
-from rendezvous.control.why_text import (
+from rendezvous.control.why import (
     NotAStory,
     Story,
     slowest,

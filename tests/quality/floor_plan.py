@@ -25,12 +25,10 @@ CORE = {
         *within("failure", "crash_text story symptoms verdict "),
         *within(
             "health",
-            "exposition flight_recorder node_health page stack_text stall_detection stop_rules time_ledger",
+            "exposition flight_recorder node_health page stack_text stall_detection time_ledger",
         ),
-        *within("answers", "rank_table restart_clock"),
         *within("joining", "join"),
         *within("machine", "gpu_state xids"),
-        *within("notify", "job_events"),
         *within(
             "output",
             "lines live_area screen",
@@ -45,14 +43,14 @@ CORE = {
     "rendezvous": {
         *"access control diagnosing machine replay rounds service session_replay values".split(),
         *within("client", "session_rules"),
-        *within("control", "log_lines top_table why_text yaml_text"),
+        *within("control", "top_table"),
         *within(
             "diagnosing",
             "diagnosis goodput hang_text stragglers versions waits",
         ),
         *within(
             "rounds",
-            "admission hang_examination healing event_log figures orders policy sealing snapshot stopping view",
+            "admission hang_examination healing event_log orders policy sealing snapshot stopping view",
         ),
         *within("replay", "records"),
         *within("service", "waiting_jobs"),
@@ -65,9 +63,8 @@ CORE = {
     "ddp": {
         *"groups reducer telemetry".split(),
         *within("launching", "errors"),
-        *within("elastic", "commits images sample_order"),
-        *within("elastic.images", "spans"),
-        *within("groups", "rank_info reform_plan"),
+        *within("elastic", "commits images"),
+        *within("groups", "rank_info"),
         *within("reducer", "plan"),
         *within("telemetry", "coded contracts torch_names"),
     },
@@ -85,13 +82,12 @@ CORE = {
             "web",
         ),
         *within("rehearse", "comparison faults rehearsal_report"),
-        *within("diagnostics", "numerics_report"),
         "health_sources.findings",
         "hosts.command_lines",
         "links.link_plan",
         "otlp.traces",
-        *within("redundancy", "erasure_code placement"),
-        *within("plan", "prediction profile step_model table"),
+        *within("redundancy", "placement"),
+        *within("plan", "prediction step_model table"),
         *within("replay", "player what_if"),
         *within("submit", "job kubernetes slurm ssh"),
         *within("web", "requests"),
@@ -139,7 +135,7 @@ WINGS_NEED = {
     ),
     "redundancy": needs(
         "ddp.elastic.commits ddp.elastic.images ddp.elastic.keeper ddp.elastic.resume ddp.elastic.team "
-        "ddp.groups.core_loading ddp.groups.ring ddp.groups.segment ddp.telemetry.coded ddp.telemetry.contracts",
+        "ddp.groups.core_arguments ddp.groups.ring ddp.groups.segment ddp.telemetry.coded ddp.telemetry.contracts",
         "torch",
     ),
     "completion": needs(
@@ -154,7 +150,7 @@ WINGS_NEED = {
     "diagnostics": needs("ddp.reducer ddp.telemetry", "torch"),
     "health_sources": needs("launcher.machine.xids launcher.sources rendezvous.values.late_dataclass"),
     "hosts": needs(
-        "launcher.daemon_threads launcher.failure.ending launcher.joining.addresses launcher.output launcher.settings "
+        "launcher.error_boundary launcher.failure.ending launcher.joining.addresses launcher.output launcher.settings "
         "launcher.ssh_control launcher.template.contracts rendezvous.hosted rendezvous.signals rendezvous.values"
     ),
     "links": needs(
@@ -190,7 +186,7 @@ WINGS_NEED = {
         "torch",
     ),
     "submit": needs(
-        "rendezvous.access.secret rendezvous.control.yaml_text rendezvous.values.contracts "
+        "rendezvous.access.secret rendezvous.control.formats rendezvous.values.contracts "
         "rendezvous.values.error_codes"
     ),
 }
@@ -206,21 +202,15 @@ ROOMS = {
         "sources": set(),
         "error_boundary": set(),
         "ending_file": {"template"},
-        "daemon_threads": set(),
         "stop_requests": {"exchange"},
         "joining": {"settings"},
         "output": {"settings", "template"},
         "failure": {"ending_file", "exchange", "machine", "output", "settings", "template"},
-        "health": set(
-            "daemon_threads error_boundary exchange failure machine output settings sources template".split()
-        ),
-        "ranks": set(
-            "daemon_threads error_boundary exchange failure health machine output settings template".split()
-        ),
+        "health": set("error_boundary exchange failure machine output settings sources template".split()),
+        "ranks": set("error_boundary exchange failure health machine output settings template".split()),
         "answers": set("error_boundary exchange health machine output ranks settings".split()),
         "preflight": set(
-            "daemon_threads error_boundary exchange joining machine output settings sources stop_requests "
-            "template".split()
+            "error_boundary exchange joining machine output settings sources stop_requests template".split()
         ),
         "supervision": {"exchange"},
         "replaying": {"exchange", "supervision"},
@@ -232,12 +222,12 @@ ROOMS = {
         "before_restart": set("error_boundary health joining machine preflight settings template".split()),
         "notify": {"error_boundary", "exchange", "settings"},
         "agent": set(
-            "daemon_threads error_boundary exchange failure joining settings stop_requests supervision template "
+            "error_boundary exchange failure joining settings stop_requests supervision template "
             "wiring".split()
         ),
         "warm_pool": {"machine", "ranks", "settings", "template"},
         "start": set(
-            "agent daemon_threads ending_file machine ranks settings supervision template warm_pool wiring".split()
+            "agent error_boundary ending_file machine ranks settings supervision template warm_pool wiring".split()
         ),
         "manual": {"settings"},
         "cli": {
@@ -294,7 +284,6 @@ ROOMS = {
     "ddp.elastic": {
         "commits": set(),
         "request": set(),
-        "sample_order": set(),
         "team": set(),
         "images": {"commits"},
         "files": {"commits", "images"},
@@ -302,14 +291,13 @@ ROOMS = {
         "resume": {"commits", "files", "images", "rejected", "team"},
         "own": {"images"},
         "contents": {"files", "images", "own"},
-        "generators": {"commits", "images", "resume", "sample_order", "team"},
-        "sampler": {"sample_order", "team"},
+        "generators": {"commits", "images", "resume", "sampler", "team"},
+        "sampler": {"team"},
         "keeper": {"commits", "contents", "files", "generators", "images", "resume", "team"},
         "survivor": {"commits", "contents", "generators", "keeper", "own", "team"},
         "forgotten": {"own", "sampler"},
-        "steps_done": set(),
         "state": set(
-            "commits contents files forgotten generators images keeper own rejected request resume sampler steps_done "
+            "commits contents files forgotten generators images keeper own rejected request resume sampler "
             "survivor team".split()
         ),
         "__main__": set(),
@@ -425,7 +413,6 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
     "launcher.health.dumps": "people run it: `python -m launcher.health.dumps`, in docs/communication-errors.md",
     "ddp_launch_wings.redundancy.parity": "the rounds of protection and the arithmetic would be over 900 lines",
     "ddp.elastic.forgotten": "a theory of its own, and the state would be over 900 lines",
-    "ddp.elastic.steps_done": "a theory of its own: what happens once for each step",
     "ddp.elastic.survivor": "a theory of its own: what is left of a step that was interrupted",
     "ddp.reducer.pickled": "pickles of wrappers contain the name of its class",
     "rendezvous.diagnosing.hang_text": "its functions are named after what they describe: words.call(call)",

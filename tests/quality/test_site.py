@@ -16,7 +16,7 @@ import site_check as check
 import site_links as links
 import site_reference as reference
 
-from launcher.notify.job_events import EventKind
+from launcher.notify.notifier import EventKind
 from launcher.settings.options import OPTIONS
 from rendezvous.service import settings
 from rendezvous.service.server import Server, ServerOptions

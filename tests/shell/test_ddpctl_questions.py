@@ -21,7 +21,7 @@ from test_releases import node, sides  # noqa: F401 - a fixture
 
 from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.control.ctl import main
-from rendezvous.control.why_text import PARTS
+from rendezvous.control.why import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

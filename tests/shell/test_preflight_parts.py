@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from ddp_launch_wings.links import network_check
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.preflight import agent_preflight, installed
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.credential_files import ClientOptions
@@ -142,10 +142,10 @@ def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:
         raise ValueError("odd")
 
     began = time.monotonic()
-    (late,) = daemon_threads.run(agent_preflight._bounded("disk", hang, 0.05))
+    (late,) = error_boundary.run(agent_preflight._bounded("disk", hang, 0.05))
     assert time.monotonic() - began < 60.0  # the loop ends with the thread still there
     assert (late.grade, late.found) == (Grade.WARN, "no answer within 0.05 s")
-    (odd,) = daemon_threads.run(agent_preflight._bounded("disk", broken, 5.0))
+    (odd,) = error_boundary.run(agent_preflight._bounded("disk", broken, 5.0))
     assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be checked (ValueError: odd)")
     never.set()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher import daemon_threads
+from launcher import error_boundary
 from launcher.exchange import AgentEvent, CheckpointSignal, StopRequested, Swept
 from launcher.stop_requests import unless_stopped
 
@@ -105,5 +105,5 @@ def test_a_loop_ends_without_its_blocked_threads() -> None:
         return await asyncio.to_thread(str, 7)
 
     began = time.monotonic()
-    assert daemon_threads.run(main()) == "7"
+    assert error_boundary.run(main()) == "7"
     assert time.monotonic() - began < ANSWER_S

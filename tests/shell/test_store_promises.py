@@ -12,8 +12,7 @@ import pytest
 from etcd_cluster import running
 
 from rendezvous.store.open import open_store
-from rendezvous.store.packing import MANY_NODES
-from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, Conflict, ValuesFull
+from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, MANY_NODES, VALUE_BYTES, Conflict, ValuesFull
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.job_state import JobState, Member
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ddp.elastic import commits
 from ddp.elastic.commits import Thinning
-from ddp.elastic.files import manifest
+from ddp.elastic.files import checkpoint
 from ddp.elastic.files.part_file import FileEncoder
 from ddp.elastic.images import image
 from ddp.telemetry.coded import CodedError
@@ -49,7 +49,7 @@ class Writer:
         """`lineage`: the lineage of new commits; `since`: the commit from which this generation resumed."""
         self._folder, self._keep, self._prunes = folder, keep, prunes
         self._lineage, self._since = lineage, since
-        self._encoder, self._maker = FileEncoder(), manifest.Maker()
+        self._encoder, self._maker = FileEncoder(), checkpoint.Maker()
         self._thread: threading.Thread | None = None
         self._began, self._writing = 0.0, 0
         self._written = threading.Event()  # the commit of the thread is there, or has failed
@@ -136,7 +136,7 @@ class Writer:
         try:
             source = image.Image(slot.buffer)
             self._folder.write(commits.file_name(name), lambda: self._encoder.encode(source, names))
-            manifest.complete(self._folder, self._maker, name)
+            checkpoint.complete(self._folder, self._maker, name)
             is_there = True
             if self._folder.is_remote:
                 self._failed.clear()  # a newer commit is there
@@ -183,7 +183,7 @@ class Writer:
     def _complete(self, commit: commits.CommitName, parts: int) -> None:
         """Add the manifest of an earlier commit. Whether it succeeds does not matter to the newest one."""
         try:
-            manifest.complete_later(self._folder, self._maker, commit, parts)
+            checkpoint.complete_later(self._folder, self._maker, commit, parts)
         except Exception as error:
             self._not_completed.add(commit)
             log.warning(

@@ -12,8 +12,7 @@ import pytest
 from ddp_launch_wings.history import story_file
 from ddp_launch_wings.history.finished import FinishedJob, finished_jobs
 from ddp_launch_wings.history.story_file import Label
-from rendezvous.rounds.event_log import LoggedEvent, Past
-from rendezvous.rounds.figures import TimePoint
+from rendezvous.rounds.event_log import LoggedEvent, Past, TimePoint
 from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.rank_time import JobTime, TimeSpent
 from rendezvous.values.types import JobSpec, Outcome

@@ -12,18 +12,23 @@ from played_step import play_ring, play_step
 
 from ddp_launch_wings.plan import command, step_model, table
 from ddp_launch_wings.plan.prediction import FailureModel, Question, goodput, predict
-from ddp_launch_wings.plan.profile import BadProfile, Gradient, Profile, from_text, merged, to_text
 from ddp_launch_wings.plan.step_model import (
     GLOO,
     HIER,
     MIB,
     NCCL,
+    BadProfile,
     Cluster,
+    Gradient,
     Link,
+    Profile,
     Transport,
     all_reduce,
     buckets_of,
+    from_text,
     measured_link,
+    merged,
+    to_text,
 )
 from ddp_launch_wings.plan.table import node_counts, rate, seconds
 from launcher.settings.arguments import UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_launch_wings.redundancy import parity
-from ddp_launch_wings.redundancy.erasure_code import parity_rows, product
+from ddp_launch_wings.redundancy.placement import parity_rows, product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

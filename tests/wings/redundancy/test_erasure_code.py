@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ddp_launch_wings.redundancy import erasure_code
-from ddp_launch_wings.redundancy.erasure_code import inverse, parity_rows, product, solve
+from ddp_launch_wings.redundancy import placement
+from ddp_launch_wings.redundancy.placement import inverse, parity_rows, product, solve
 
 
 def by_definition(a: int, b: int) -> int:
@@ -58,7 +58,7 @@ def test_every_set_of_lost_chunks_is_solved(k: int, m: int) -> None:
 
 
 def test_a_lost_chunk_is_never_its_own_source() -> None:
-    assert solve(2, 1, [0, 1, 2], [0]) == erasure_code.Solution((1, 2), ((1, 1),))
+    assert solve(2, 1, [0, 1, 2], [0]) == placement.Solution((1, 2), ((1, 1),))
 
 
 def test_one_parity_chunk_is_an_exclusive_or_and_one_data_chunk_is_copied() -> None:

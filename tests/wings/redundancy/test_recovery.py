@@ -11,7 +11,6 @@ import pytest
 
 from ddp.elastic.commits import CommitName, ReadableImage
 from ddp_launch_wings.redundancy import placement
-from ddp_launch_wings.redundancy.erasure_code import parity_rows, product
 from ddp_launch_wings.redundancy.placement import (
     Code,
     HeldParity,
@@ -20,6 +19,8 @@ from ddp_launch_wings.redundancy.placement import (
     StripeFacts,
     chunk_range,
     layout,
+    parity_rows,
+    product,
 )
 
 NEW = CommitName(7, "abc")

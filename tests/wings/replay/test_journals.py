@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from job_story import Story, agent, spec
 
-from ddp_launch_wings.replay.journal_file import JournalFile
+from ddp_launch_wings.replay.report import JournalFile
 from ddp_launch_wings.replay.what_if import BadChange, parse
 from rendezvous.control import ctl
 from rendezvous.replay import journal

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ddp_launch_wings.submit import kubernetes, slurm, ssh
 from ddp_launch_wings.submit.job import BadJobFile, megabytes, read
-from rendezvous.control.yaml_text import documents
+from rendezvous.control.formats import documents
 
 SMALL: dict[str, Any] = {"name": "train", "image": "train:7", "script": ["train.py"], "nodes": 4}
 LARGE: dict[str, Any] = {

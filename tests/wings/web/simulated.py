@@ -16,8 +16,7 @@ from rendezvous.access.auth import Gate
 from rendezvous.codec import answer_message, encode, wanted_in
 from rendezvous.diagnosing import stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.event_log import LoggedEvent
-from rendezvous.rounds.figures import TimePoint
+from rendezvous.rounds.event_log import LoggedEvent, TimePoint
 from rendezvous.rounds.view import Failure, JobSummary, JobView, NodeView
 from rendezvous.values.job_state import Phase
 from rendezvous.values.questions import (

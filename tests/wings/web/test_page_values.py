@@ -9,7 +9,7 @@ import pytest
 
 from ddp_launch_wings.web.feed import point_view
 from ddp_launch_wings.web.requests import Backlog, BadRequest, logs_request, order_request, wire
-from rendezvous.rounds.figures import TimePoint
+from rendezvous.rounds.event_log import TimePoint
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent
 
 REPLACING = frozenset({"job"})
