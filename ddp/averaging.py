@@ -21,6 +21,7 @@ warm-up, and the ranks must start with the same parameters.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,8 +31,6 @@ from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from torch.optim import Optimizer
 
     Outer = Callable[[list[torch.Tensor]], Optimizer]

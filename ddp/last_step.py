@@ -37,9 +37,10 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -57,10 +58,7 @@ from ddp.telemetry.contracts import GENERATION, RESUME_FILE, RESUME_PATH, SAVED_
 from ddp.telemetry.observing import Observer, instances_of
 from ddp.telemetry.sections import checkpointing
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Save = Callable[[str], str | os.PathLike[str] | None]
+Save = Callable[[str], str | os.PathLike[str] | None]
 
 S = TypeVar("S", bound="Save")
 _STOPPED = "the launcher stops this rank"

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
@@ -49,8 +50,8 @@ from launcher.exchange import (
     TakeStacks,
 )
 from launcher.failure.ending import Farewell
-from launcher.joining.connect import CannotConnect, open_session
-from launcher.settings.spec import EntryKind
+from launcher.joining.connect import CannotConnect, ServiceConnection, open_session
+from launcher.settings.spec import EntryKind, LaunchSpec
 from launcher.stop_requests import ParentSignals, unless_stopped
 from launcher.template import messages
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Late, Ready, Report
@@ -67,18 +68,12 @@ from launcher.wiring import (
 from rendezvous.signals import SignalWatch
 from rendezvous.values.cause_text import signal_name
 from rendezvous.values.contracts import TRY_AGAIN
-from rendezvous.values.events import AgentStopped, Refused
+from rendezvous.values.events import AgentStopped, FromAgent, Refused
 from rendezvous.values.questions import LOGS_ARE_IN, Remark
-from rendezvous.values.types import StoreAddress
+from rendezvous.values.types import Assignment, StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.joining.connect import ServiceConnection
-    from launcher.settings.spec import LaunchSpec
-    from rendezvous.values.events import FromAgent
-    from rendezvous.values.types import Assignment
 
 
 _GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others

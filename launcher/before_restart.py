@@ -9,21 +9,19 @@ ranks start anyway.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.joining.connect import CannotConnect
+from launcher.joining.connect import CannotConnect, ServiceConnection
 from launcher.machine import gpu_reading
 from launcher.machine.gpu_reading import memory_of
 from launcher.machine.gpu_state import GpuMemory, MemoryWait, next_wait, still_held
 from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.node_watch import NodeWatch
-    from launcher.joining.connect import ServiceConnection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.types import Assignment

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -25,8 +26,6 @@ from rendezvous.values.contracts import INTERRUPTED
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from launcher.settings.spec import LaunchSpec
     from launcher.ssh_control import SshControl
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from launcher.template.contracts import ENDING_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def leave(exit_code: int, reason: str, code: str | None, failure: Mapping[str, object] | None = None) -> None:

@@ -11,13 +11,10 @@ import asyncio
 import os
 import threading
 import traceback
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
+from typing import Any, ParamSpec, TypeVar
 
 # An executor for the event loop. The process can end while its threads still run.
 #

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from launcher import supervision
-from launcher.exchange import Action, AgentEvent, Supervision
+from launcher.exchange import Action, AgentEvent, Step, Supervision
 from rendezvous.replay.records import Machine
-
-if TYPE_CHECKING:
-    from launcher.exchange import Step
 
 
 def machine() -> Machine:

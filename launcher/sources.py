@@ -6,13 +6,11 @@ fails never stops a job: the user gets one warning.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Severity(IntEnum):

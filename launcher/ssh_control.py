@@ -11,13 +11,11 @@ import json
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import Any
 
 from launcher.output import lines
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 SSH_CONTROL = (
     "DDP_SSH_CONTROL"  # in the environment of an agent whose standard input is an ssh control channel

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, TypeVar
 
-from launcher.exchange import CheckpointSignal, StopRequested
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
-
-    from launcher.exchange import AgentEvent
+from launcher.exchange import AgentEvent, CheckpointSignal, StopRequested
 
 T = TypeVar("T")
 _OWN_SIGNAL_S = 0.5  # a signal to all processes of a job has reached the agent by then

@@ -86,7 +86,7 @@ cause of a hang gets a shorter grace period.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from launcher.exchange import (
     AbortGroups,
@@ -139,6 +139,7 @@ from rendezvous.values.cause_text import code_of_refusal
 from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.events import (
     Accused,
+    AgentJoined,
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -158,11 +159,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.values.types import Assignment, Cause, DecisionKind, FailureClass, StoreAddress
-
-if TYPE_CHECKING:
-    from rendezvous.values.events import AgentJoined
-    from rendezvous.values.types import Decision
+from rendezvous.values.types import Assignment, Cause, Decision, DecisionKind, FailureClass, StoreAddress
 
 
 def step(state: Supervision, event: AgentEvent) -> Step:

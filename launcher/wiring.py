@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import _ddp_launch_entry as doors
 from launcher import progress
 from launcher.answers import restart_watch
 from launcher.answers.desk import Desk
 from launcher.answers.measured import Measured
-from launcher.answers.restart_watch import RestartWatch, Traces
+from launcher.answers.restart_watch import RestartClock, RestartWatch, Traces
 from launcher.before_restart import BeforeRestart
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import (
     AgentEvent,
     AgentPhase,
+    AgentStep,
     CheckpointOver,
     CheckpointSignal,
+    Finish,
     GpusFound,
     Grace,
     GraceOver,
@@ -35,8 +38,10 @@ from launcher.exchange import (
     RankEnded,
     StacksTaken,
     StallDetected,
+    StepObserver,
     StopRequested,
     StoreReached,
+    Supervision,
 )
 from launcher.failure.symptoms import is_consequence
 from launcher.health import page
@@ -62,14 +67,9 @@ from rendezvous.replay.journal import Journals
 from rendezvous.values.cause_text import counted, ranks
 from rendezvous.values.events import AgentJoined, Assigned, CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import Cause, DecisionKind, FailureClass
+from rendezvous.values.types import Assignment, Cause, Decision, DecisionKind, FailureClass, StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-    from typing import Any
-
-    from launcher.answers.restart_watch import RestartClock
-    from launcher.exchange import AgentStep, Finish, StepObserver, Supervision
     from launcher.health.watcher import RankWatcher
     from launcher.joining.connect import ServiceConnection
     from launcher.preflight.agent_preflight import Preflight
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from rendezvous.replay.records import Machine
     from rendezvous.values.questions import Remark
     from rendezvous.values.rank_view import RankView
-    from rendezvous.values.types import Assignment, Decision, StoreAddress
 
 
 @dataclass(frozen=True, slots=True)

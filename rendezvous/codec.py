@@ -10,13 +10,14 @@ and shortened.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import event_log, view
@@ -24,16 +25,11 @@ from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, rank_time, rank_view, types
 from rendezvous.values.rank_time import PhaseTimes
-from rendezvous.values.text_limits import NAME
+from rendezvous.values.text_limits import NAME, TextLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from google.protobuf.message import Message
-
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import FromConversation, Wanted
-    from rendezvous.values.text_limits import TextLimit
     from rendezvous.values.types import AgentId
 
 T = TypeVar("T")

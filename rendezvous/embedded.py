@@ -7,20 +7,16 @@ stop together, so the leases of these agents never expire.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rendezvous.service.owner import JobOwner, OpenJob
+from rendezvous.service.owner import JobOwner, OpenJob, Record
 from rendezvous.store.open import MemoryJobStore
-from rendezvous.values.events import AgentJoined, AgentLost
-from rendezvous.values.questions import CannotAnswer
+from rendezvous.values.events import AgentJoined, AgentLost, Event, FromAgent, ToAgent
+from rendezvous.values.questions import Answerer, CannotAnswer, Remark, RestartTimes, Told, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from rendezvous.client.session import Session
-    from rendezvous.service.owner import Record
-    from rendezvous.values.events import Event, FromAgent, ToAgent
-    from rendezvous.values.questions import Answerer, Remark, RestartTimes, Told, Wanted
     from rendezvous.values.types import AgentId
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from rendezvous.client.credential_files import ENV, OptionsUnusable
 from rendezvous.grpc_io import choose_engine, silence_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from rendezvous.access.secret import Secret
     from rendezvous.replay.journal import Journals
     from rendezvous.service.owner import OpenJob

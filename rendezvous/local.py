@@ -16,12 +16,11 @@ import asyncio
 import os
 import re
 import stat
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
     from rendezvous.embedded import EmbeddedRendezvous
 
 _WAKE, _CALLS = ".job", ".grpc"

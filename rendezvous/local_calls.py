@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.grpc_io import choose_engine, silence_grpc
@@ -22,8 +23,6 @@ from rendezvous.service.jobs import summaries_of  # noqa: E402
 from rendezvous.service.operations import Operations  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
     from rendezvous.service.owner import OpenJob
 
 _OPERATIONS = "rendezvous.v1.Operations"

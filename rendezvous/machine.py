@@ -12,7 +12,7 @@ events, and handles deadlines.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from rendezvous.diagnosing import goodput, stragglers
 from rendezvous.rounds import hang_examination, healing, orders
@@ -69,10 +69,7 @@ from rendezvous.values.job_state import (
     world_nodes,
     world_of,
 )
-from rendezvous.values.types import StragglerPolicy
-
-if TYPE_CHECKING:
-    from rendezvous.values.types import AgentId
+from rendezvous.values.types import AgentId, StragglerPolicy
 
 
 def step(state: JobState, event: Event, now: float) -> Result:

@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser, add_completion
@@ -21,10 +22,6 @@ from rendezvous.signals import SignalWatch
 from rendezvous.values.contracts import INVALID_USAGE, VERSION
 from rendezvous.values.durations import seconds_in
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 # What the service tells its surroundings: its state to systemd, and its log.
 

@@ -23,13 +23,13 @@ from rendezvous.values.events import (
     Stop,
     StoreAt,
     StoreOpened,
+    ToAgent,
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.text_limits import ShortenedSentence
 
 if TYPE_CHECKING:
-    from rendezvous.values.events import ToAgent
     from rendezvous.values.types import Assignment
 
 

@@ -12,10 +12,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 
 class SignalWatch:

@@ -12,13 +12,10 @@ contents. The lineage shows which parts belong together.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongValue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # --- the choice of a commit ------------------------------------------------------------------------
 

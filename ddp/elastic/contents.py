@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongType, WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from ddp.elastic.files.dcp import Names
     from ddp.elastic.images.image import Image
 

@@ -14,10 +14,11 @@ import os
 import sys
 import zlib
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,10 +28,6 @@ from torch.utils.data.distributed import DistributedSampler
 from ddp.elastic.own import PerRank
 from ddp.elastic.sampler import ElasticSampler
 from ddp.telemetry.observing import instances_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from types import CodeType, FrameType
 
 log = logging.getLogger("ddp.elastic")
 _OBJECTS = (

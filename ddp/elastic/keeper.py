@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ import torch
 
 import _ddp_launch_entry as doors
 from ddp.elastic import commits, generators
-from ddp.elastic.files.writer import CommitError
+from ddp.elastic.files.writer import CommitError, Writer
 from ddp.elastic.images import copies, image, leaves
 from ddp.groups import accelerator
 from ddp.telemetry import capture, guard, status_page, torch_api
@@ -29,12 +30,10 @@ from ddp.telemetry.coded import CodedError, WrongType, WrongUse
 from ddp.telemetry.contracts import GENERATION, REDUNDANCY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ddp.elastic.contents import Captured
     from ddp.elastic.files.dcp import Names
-    from ddp.elastic.files.writer import Writer
     from ddp.elastic.images.kept_images import Slot, Slots
     from ddp.elastic.images.leaves import Leaf
     from ddp.elastic.resume import LocalImages

@@ -8,13 +8,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ddp.elastic.images import copies
 from ddp.telemetry.coded import WrongType
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 log = logging.getLogger("ddp.elastic")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,16 +21,14 @@ from ddp.elastic import commits
 from ddp.elastic.files import part_file
 from ddp.elastic.files.writer import CommitError
 from ddp.elastic.images import image, kept_images
-from ddp.elastic.rejected import tell, without
+from ddp.elastic.rejected import Rejected, tell, without
 from ddp.groups.reform import CannotReform
 from ddp.telemetry import status_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from ddp.elastic.files.folders import Folder
-    from ddp.elastic.rejected import Rejected
     from ddp.elastic.team import Team
 
 log = logging.getLogger("ddp.elastic")

@@ -7,18 +7,15 @@ world of any size. `ddp.elastic.sampler` describes the order, and the last round
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from ddp.telemetry.coded import WrongValue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
-
 
 # The samples of an epoch that remain for a rank, for any earlier world size (pure functions).
 #

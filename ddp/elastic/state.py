@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
@@ -26,9 +27,9 @@ from ddp.elastic.files.checkpoint import Checkpoint
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.files.writer import CommitError, Writer
 from ddp.elastic.forgotten import FirstLooks
-from ddp.elastic.images import kept_images, leaves
+from ddp.elastic.images import image, kept_images, leaves
 from ddp.elastic.keeper import CommitShield, Keeper, Signature, asked_shield
-from ddp.elastic.resume import Resumed
+from ddp.elastic.resume import LocalImages, Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.survivor import Live, Survivor, save_live
 from ddp.elastic.team import Team
@@ -40,12 +41,7 @@ from ddp.telemetry.contracts import GENERATION, SCRATCH
 from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from torch.distributed import ProcessGroup
-
-    from ddp.elastic.images import image
-    from ddp.elastic.resume import LocalImages
 
 
 # The function of a State that runs once for each finished step: `State(on_step=write_row)`, `commit(metrics=...)`.

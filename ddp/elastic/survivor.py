@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from itertools import chain
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,8 +13,6 @@ import torch
 from ddp.elastic import commits, generators
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddp.elastic.contents import Contents
     from ddp.elastic.generators import Held
     from ddp.elastic.keeper import CopiedAhead, Keeper

@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from torch.distributed import ReduceOp
 from ddp.telemetry.contracts import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 

@@ -19,7 +19,8 @@ import functools
 import logging
 import os
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,9 +34,6 @@ from ddp.telemetry import guard, status_page, torch_api, torch_names
 from ddp.telemetry.coded import CodedError
 from ddp.telemetry.collective_marks import FACTS, copy_name
 from ddp.telemetry.contracts import GUARD, JOINS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _log = logging.getLogger("ddp")
 _BARRIERS = ("barrier", "monitored_barrier")

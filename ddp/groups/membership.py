@@ -17,6 +17,7 @@ import hashlib
 import secrets
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,15 +27,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from ddp.groups.core_arguments import Reductions
-from ddp.groups.shared_work import FinishedWork, InFlight
+from ddp.groups.shared_work import Core, FinishedWork, InFlight
 from ddp.telemetry import guard
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ddp.groups.rank_info import HostLayout
-    from ddp.groups.shared_work import Core
 
 
 # Waiting on a store of torch, so that a wait ends when its reason has gone.

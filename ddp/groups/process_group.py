@@ -11,14 +11,15 @@ import importlib
 import os
 import re
 import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import HashStore, Store, TCPStore
 
 from ddp.groups import accelerator, core_arguments, rank_info, ring
 from ddp.groups.rank_info import (
@@ -34,11 +35,6 @@ from ddp.groups.rank_info import (
 from ddp.telemetry import guard, torch_marks
 from ddp.telemetry.comm_error import explaining
 from ddp.telemetry.contracts import BACKEND, TIMEOUT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.distributed import Store
 
 # --- ranks that mpirun has started -----------------------------------------------------------------
 #

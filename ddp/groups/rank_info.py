@@ -7,14 +7,10 @@ the ranks would wait for each other forever.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import CodedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 # --- backends --------------------------------------------------------------------------------------
 #

@@ -27,6 +27,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -42,8 +43,6 @@ from ddp.groups.rank_info import END, Announced, CannotReform, WorldPlace, objec
 from ddp.telemetry import collective_marks, guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddp.groups.registry import Registered
 
 # --- where processes meet again --------------------------------------------------------------------

@@ -7,6 +7,7 @@ these tables, with its new store and ranks. A group that cannot be changed is cr
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from ddp.groups.membership import Membership
 from ddp.telemetry import guard, torch_api, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import timedelta
 
 _DEFAULT = "default_pg"  # torch's prefix for the keys of the default group

@@ -17,13 +17,10 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddp.telemetry.peers import boot_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HELLO = struct.Struct("=16sI")
 _CREDENTIALS = struct.Struct("3i")  # pid, user id and group id of the peer

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ddp.telemetry.coded import WrongUse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FAILED, NOT_YET = -1, -2  # otherwise 0
 _FOREVER_S = 1e9

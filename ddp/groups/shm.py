@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ from ddp.groups.core_arguments import (
     reduce_options,
     suits,
 )
-from ddp.groups.membership import Membership
+from ddp.groups.membership import FormsCore, Membership
 from ddp.groups.rank_info import HostLayout, layout
 from ddp.groups.shared_work import (
     FAILED,
@@ -58,10 +59,8 @@ from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.collective_marks import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from ddp.groups.membership import FormsCore
 
 # --- the process group -----------------------------------------------------------------------------
 #

@@ -19,15 +19,13 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
 from ddp.telemetry import status_page
 from ddp.telemetry.collective_marks import copy_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # By the identity of the old group: torch's class may define equality. Code that still uses the old group keeps it.
 _next: dict[int, tuple[weakref.ref[Any], Any]] = {}

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,9 +27,6 @@ from ddp.groups import successors
 from ddp.groups.rank_info import CannotReform, WorldPlace
 from ddp.telemetry import torch_api, torch_names
 from ddp.telemetry.observing import instances_of, with_subclasses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 # --- models whose parameters are DTensors ----------------------------------------------------------
 #

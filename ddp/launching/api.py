@@ -14,15 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp.launching import parcels
 from ddp.launching.errors import CANNOT_PICKLE, INVALID_ARGUMENT, LaunchError, name_of, of_ending, options_of
 from ddp.telemetry.contracts import CALL_FOLDER, ENDING_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 # --- the command as a child ------------------------------------------------------------------------
 #

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ddp.telemetry.coded import CodedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # --- errors ----------------------------------------------------------------------------------------
 #

@@ -9,12 +9,12 @@ import linecache
 import os
 import pickle
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp.launching.errors import CANNOT_PICKLE, PACKAGE_MISSING, RESULT_UNREADABLE, LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _CALL, _UNSENDABLE = "call", "unsendable"

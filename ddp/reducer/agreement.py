@@ -12,6 +12,7 @@ import json
 import os
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,6 @@ from ddp.reducer.collectives import broadcast_from_rank_0, gather_rows
 from ddp.telemetry.coded import WrongUse, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.distributed import ProcessGroup
 
     Options = Sequence[tuple[str, object]]

@@ -7,6 +7,7 @@ they are summed. If the process group can divide, it divides instead (see `ddp/r
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,16 +17,13 @@ import torch
 from ddp.reducer import plan
 from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives
 from ddp.reducer.grad_bucket import GradBucket, result_of
-from ddp.reducer.plan import Kind, ParameterInfo
+from ddp.reducer.plan import CostModel, Kind, ParameterInfo
 from ddp.telemetry import coded, comm_error, status_page, torch_api, torch_names
 from ddp.telemetry.coded import WrongUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
     from torch.distributed import ProcessGroup
 
-    from ddp.reducer.plan import CostModel
 
 _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
 

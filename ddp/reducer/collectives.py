@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,6 @@ from ddp.telemetry import torch_api
 from ddp.telemetry.coded import WrongType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch.distributed import ProcessGroup
 
 _log = logging.getLogger("ddp")

@@ -6,16 +6,13 @@ The host only enqueues work. It waits for the device only if it reads a number o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ddp.telemetry import capture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 # --- streams ---------------------------------------------------------------------------------------
 #

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ddp.telemetry.coded import WrongUse
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class GradBucket:

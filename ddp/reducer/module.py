@@ -13,13 +13,14 @@ import os
 import sys
 import warnings
 import weakref
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from functools import cache
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import BuiltinCommHookType
+from torch.distributed import BuiltinCommHookType, ProcessGroup
 from torch.nn.modules import module as registration
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
@@ -30,18 +31,11 @@ from ddp.reducer.bucket_sender import FlatBucket, ReducerSettings
 from ddp.reducer.collectives import GROUP_TIMEOUT, broadcast_from_rank_0, start_sum
 from ddp.reducer.grad_bucket import GradBucket
 from ddp.reducer.logging_data import ReducerLogger
-from ddp.reducer.reducer import weakly, when_it_ends
+from ddp.reducer.reducer import Reducer, weakly, when_it_ends
 from ddp.reducer.torch_reducer import TorchReducer, renew_wrapper
 from ddp.telemetry import capture, torch_api, torch_marks, torch_names
 from ddp.telemetry.coded import WrongType, WrongUse, WrongValue
 from ddp.telemetry.comm_error import explaining
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-
-    from torch.distributed import ProcessGroup
-
-    from ddp.reducer.reducer import Reducer
 
 _CHECK_NUMERICS = "DDP_CHECK_NUMERICS"
 

@@ -17,16 +17,13 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongValue
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    Entry = tuple[str, Sequence[int], str]
+Entry = tuple[str, Sequence[int], str]
 
 # --- costs -----------------------------------------------------------------------------------------
 #

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -34,19 +35,14 @@ from torch.autograd.profiler import record_function
 from torch.distributed.autograd import get_gradients, is_available
 
 from ddp.reducer import agreement, plan
-from ddp.reducer.bucket_sender import BucketSender
+from ddp.reducer.bucket_sender import BucketSender, ReducerSettings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.device import HostCopy, follow_streams, note_stream, to_device
-from ddp.reducer.logging_data import Stopwatch
+from ddp.reducer.logging_data import ReducerLogger, Stopwatch
 from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from torch.distributed import ProcessGroup
-
-    from ddp.reducer.bucket_sender import ReducerSettings
-    from ddp.reducer.logging_data import ReducerLogger
 
     Call = Callable[[int], None]
 

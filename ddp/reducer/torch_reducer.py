@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from ddp.telemetry import torch_names
 from ddp.telemetry.coded import WrongType, WrongUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch.distributed import ProcessGroup
 
     from ddp.reducer.bucket_sender import ReducerSettings

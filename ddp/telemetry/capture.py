@@ -7,11 +7,9 @@ for: either question breaks the capture. So our code does not ask, and refuses w
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 
 def is_capturing() -> bool:

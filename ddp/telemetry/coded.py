@@ -6,10 +6,7 @@ text here, and a test compares them with the table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 
 class CodedError(Exception):

@@ -26,6 +26,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -39,8 +40,6 @@ from .observing import Observer
 from .status_page import COMMUNICATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from .status_page import Page
 
 # --- facts of a collective -------------------------------------------------------------------------

@@ -35,8 +35,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import profiling, torch_api
 from .blocked_thread import BlockedThread
@@ -44,9 +45,6 @@ from .collective_marks import format_ranks
 from .contracts import GENERATION, GUARD
 from .observing import Observer
 from .peers import Peer, Peers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # --- own descriptors -------------------------------------------------------------------------------
 #

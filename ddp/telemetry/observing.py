@@ -15,12 +15,10 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from . import status_page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _log = logging.getLogger("ddp")
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")

@@ -37,13 +37,11 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import torch_api
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # --- sockets of Gloo -------------------------------------------------------------------------------
 #

@@ -14,11 +14,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 # The launcher may have loaded this file before, under another name. Both copies share one recording.
 _first: Any = sys.modules.setdefault("_ddp_profiling", sys.modules[__name__])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.contracts import EXCLUDE_NODE, SCRATCH
 from ddp.telemetry.status_page import CHECKPOINT, EVALUATION, SECTION, page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class _OfThread(threading.local):

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .contracts import (
@@ -45,7 +46,6 @@ except ImportError:
     _compiled = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 T = TypeVar("T")

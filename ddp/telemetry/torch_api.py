@@ -15,14 +15,13 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from . import status_page, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
     import torch
 
     from .torch_names import Name

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,6 @@ except ImportError:  # installed without a compiler: the race in torch remains
     _compiled = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from .status_page import Page
 
 # --- the end of a rank: its exit code --------------------------------------------------------------

@@ -15,15 +15,13 @@ import mmap
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .contracts import HEADER_BLOCK, RING_AT, STATUS_PAGE, VALUES_AT, VALUES_COUNTER, VALUES_END, VALUES_ROOM
 from .observing import Observer
 from .status_page import is_read, keep, kept
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _MOST_NAMES, _MOST_CHARS = 32, 64
 _LONGEST = VALUES_ROOM // 4

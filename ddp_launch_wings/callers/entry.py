@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import cli
@@ -18,7 +19,6 @@ from launcher.settings.arguments import read_arguments
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
 
 _AGENT = "import sys; from _ddp_launch_entry import ddp_launch; sys.exit(ddp_launch())"
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from launcher.settings.arguments import UsageError
 from rendezvous.values.error_codes import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _SCRIPT = """#!{python}
 # torchrun by ddp-launch; `ddp-launch as-torchrun remove` brings torch's back

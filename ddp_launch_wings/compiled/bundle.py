@@ -15,14 +15,12 @@ import os
 import platform
 import sys
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from ddp.telemetry import torch_api, torch_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MOST_BYTES = 256 << 20
 _ARTIFACTS, _FILES = "artifacts", "files/"

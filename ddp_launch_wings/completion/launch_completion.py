@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from ddp_launch_wings.completion.scripts import CompletedCommand, Flag, Program, kind_of, script
 from launcher import manual
@@ -12,9 +12,6 @@ from launcher.settings.usage import COMMANDS
 from launcher.settings.values import printable
 from rendezvous.coded_parser import SHELLS
 from rendezvous.values.error_codes import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 def text(words: list[str], _environ: Mapping[str, str], _tell: Callable[[str], None]) -> str:

@@ -7,12 +7,12 @@ that prints the ids of jobs, where a job is expected.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
 FILES, DIRECTORIES = "files", "directories"
 

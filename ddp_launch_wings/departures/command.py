@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddp_launch_wings.departures import notices
@@ -23,7 +24,6 @@ from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
 HELP = "watch for the announcement that this node leaves; then take a checkpoint, and drain the node"
 _WITHIN_S, _LARGEST, _NOT_FOUND = 3.0, 1 << 20, 404

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LONGEST_TEXT = 200
 _LEAVING = {"terminate", "stop", "hibernate", "preempt", "reboot", "redeploy"}

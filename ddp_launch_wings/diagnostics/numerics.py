@@ -26,6 +26,7 @@ import logging
 import math
 import os
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,14 +41,11 @@ from ddp.telemetry import capture, torch_api, torch_names
 from ddp.telemetry.coded import CodedError, WrongValue, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch.nn.parallel import DistributedDataParallel
 
     from ddp.reducer.reducer import Reducer
 
     Seen = Sequence[tuple[Sequence[int], torch.Tensor]]  # for each sent bucket, its members and their kinds
-    from collections.abc import Sequence
 
 
 # Pure functions for the texts of numerics errors: non-finite gradients, and replicas that differ.

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -27,8 +28,6 @@ from rendezvous.store.protocol import StoreError
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from google.protobuf.message import Message
 Q = TypeVar("Q", bound="Message")
 A = TypeVar("A", bound="Message")
@@ -43,8 +42,7 @@ _log = logging.getLogger(__name__)
 # empty for all others. So a second loop would be woken by every message of the service, and would do its work.
 # `MemberOfThread` is for a loop in another thread: it uses gRPC's other client, which has a queue for each channel.
 
-if TYPE_CHECKING:
-    Metadata = tuple[tuple[str, str], ...]
+Metadata = tuple[tuple[str, str], ...]
 
 
 _CHECK_FILES_EVERY_S = 5.0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import grpc.aio
@@ -19,6 +19,7 @@ from ddp_launch_wings.etcd.client import (
     TXN,
     EtcdClient,
     Keys,
+    Member,
     Method,
     Unreachable,
     created_at,
@@ -30,11 +31,6 @@ from ddp_launch_wings.etcd.client import (
 from ddp_launch_wings.etcd.store import WRITE_ID_BYTES, parse_etcd
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.protocol import StoreContents, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from ddp_launch_wings.etcd.client import Member
 
 STATUS: Method[pb.StatusRequest, pb.StatusResponse] = Method(
     "/etcdserverpb.Maintenance/Status", pb.StatusResponse

@@ -15,8 +15,8 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -27,8 +27,12 @@ from ddp_launch_wings.etcd.client import (
     RANGE,
     REVOKE,
     TXN,
+    Access,
     EtcdClient,
+    Keys,
+    Member,
     MemberOfThread,
+    Metadata,
     NotFound,
     Unreachable,
     created_at,
@@ -47,10 +51,6 @@ from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.protocol import Owner, OwnershipLost, StoreError
 from rendezvous.values.late_dataclass import dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ddp_launch_wings.etcd.client import Access, Keys, Member, Metadata
 _log = logging.getLogger(__name__)
 _AFTER_REFUSAL_S = 1.0
 
@@ -552,8 +552,7 @@ class Lease:
 # follower sends a progress request if no event arrives, and switches to another member if it is not answered. With
 # `hasleader`, a member that has no leader ends the stream.
 
-if TYPE_CHECKING:
-    Stream = grpc.aio.StreamStreamCall[pb.WatchRequest, pb.WatchResponse]
+Stream = grpc.aio.StreamStreamCall[pb.WatchRequest, pb.WatchResponse]
 
 _PATH = "/etcdserverpb.Watch/Watch"
 _IDLE_S = 0.5

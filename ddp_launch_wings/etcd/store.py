@@ -12,8 +12,8 @@ import asyncio
 import os
 import re
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
 from ddp_launch_wings.etcd.client import (
@@ -36,29 +36,25 @@ from ddp_launch_wings.etcd.client import (
     version_is,
     when,
 )
-from ddp_launch_wings.etcd.owner import Changes, EtcdOwnership, Follower, Snapshot
+from ddp_launch_wings.etcd.owner import Changes, Claim, EtcdOwnership, Follower, Snapshot
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.open import BadUrl
 from rendezvous.store.protocol import (
     Conflict,
+    JobStore,
     Notices,
     OwnershipLost,
     Packer,
+    Store,
     StoreError,
     Value,
+    Values,
     check_count,
     check_key,
     check_value,
 )
 from rendezvous.values.job_state import JobState
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from ddp_launch_wings.etcd.owner import Claim
-    from rendezvous.store.protocol import JobStore, Store, Values
-
 
 WRITE_ID_BYTES = 8
 _LARGEST = 1_500_000  # etcd's own limit on a request is 1.5 MiB, keys and overhead included

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,6 @@ from ddp_launch_wings.frameworks.resuming import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _OURS = "ddp_launch.pt"

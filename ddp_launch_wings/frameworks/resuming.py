@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp.elastic import generators
 from ddp.elastic.files import lease
@@ -15,9 +16,6 @@ from ddp.last_step import on_failure, resume_path
 from ddp.telemetry import status_page
 from ddp.telemetry.coded import WrongUse
 from ddp.telemetry.contracts import SCRATCH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _REPLICATED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU"}
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from ddp_launch_wings.health_sources import findings
 from ddp_launch_wings.health_sources.findings import NotUnderstood, line
-from launcher.sources import SourceFailed
+from launcher.sources import HealthFinding, SourceFailed
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import http.client
     import ssl
-    from collections.abc import Mapping
-
-    from launcher.sources import HealthFinding
 
 
 KUBERNETES = "kubernetes"

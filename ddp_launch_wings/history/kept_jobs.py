@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from ddp_launch_wings.history import story_file
 from ddp_launch_wings.history.story_file import IN_LOGS, Label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ddp_launch_wings.history.finished import FinishedJob
     from rendezvous.rounds.event_log import Past
     from rendezvous.service.owner import OpenJob

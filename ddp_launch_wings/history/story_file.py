@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -22,8 +23,6 @@ from rendezvous.rounds.event_log import Past, decode_past, encode_past
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rendezvous.values.job_state import JobState
 
 OFF = "none"  # instead of a folder

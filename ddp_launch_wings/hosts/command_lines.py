@@ -7,20 +7,18 @@ host.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
-from launcher.settings.values import parse_int
+from launcher.settings.values import Host, parse_int
 from launcher.ssh_control import SSH_CONTROL
 from launcher.template.contracts import BACKEND, NATIVE, TIMEOUT_S
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from launcher.settings.config import Settings
-    from launcher.settings.values import Host
 
 # Options that this command sets for each host, or that have no meaning for a single host.
 _OURS = {

@@ -17,6 +17,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.hosts import command_lines
@@ -33,8 +34,6 @@ from rendezvous.signals import SignalWatch
 from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from launcher.settings.config import Setting, Settings
 
 

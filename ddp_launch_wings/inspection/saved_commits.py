@@ -7,6 +7,7 @@ import json
 import math
 import os
 import struct
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,15 +17,12 @@ from ddp.elastic import commits
 from ddp.elastic.files import checkpoint, part_file
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.files.dcp import UnreadableMetadata
-from ddp.elastic.files.folders import open_folder
+from ddp.elastic.files.folders import Folder, open_folder
 from ddp.elastic.images.image import DamagedImage
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-
-    from ddp.elastic.files.folders import Folder
 
 
 # The commits in a folder, by the names and sizes of their files. Needs no torch: for `python -m ddp.elastic ls`.

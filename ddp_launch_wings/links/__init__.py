@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from launcher.joining.connect import ServiceConnection
     from launcher.preflight.checkup import Comparison, Report
     from launcher.settings.spec import LaunchSpec

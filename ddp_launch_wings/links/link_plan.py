@@ -15,15 +15,12 @@ network.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from launcher.preflight.checkup import Check, Grade, skipped
 from rendezvous.values.durations import short_duration
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 Pair = tuple[int, int]  # the first connects to the second
 

@@ -22,14 +22,15 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.links import link_plan
-from ddp_launch_wings.links.link_plan import Baseline, Findings, MeasuredLink, SlowNode
-from launcher.joining.connect import CannotConnect
+from ddp_launch_wings.links.link_plan import Baseline, Findings, MeasuredLink, Pair, SlowNode
+from launcher.joining.connect import CannotConnect, ServiceConnection
 from launcher.joining.join import node_facts
-from launcher.preflight.checkup import Check, Comparison, Grade, skipped
+from launcher.preflight.checkup import Check, Comparison, Grade, Report, skipped
 from rendezvous.client.remote_session import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
@@ -48,16 +49,10 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import RestartBudget, StoreAddress
+from rendezvous.values.types import Assignment, RestartBudget, StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ddp_launch_wings.links.link_plan import Pair
-    from launcher.joining.connect import ServiceConnection
-    from launcher.preflight.checkup import Report
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.values.types import Assignment
 
 
 _START_S = 10.0  # for a partner to reach the round: a slow link of the previous round may delay it

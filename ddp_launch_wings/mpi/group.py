@@ -12,6 +12,7 @@ operations raise an error that names a backend which supports them.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
 from datetime import timedelta
@@ -36,8 +37,6 @@ from ddp.groups.shared_work import CollectiveWork
 from ddp.telemetry.coded import WrongUse, WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mpi4py import MPI
 
 NAME = "mpi4py"

@@ -11,21 +11,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ddp_launch_wings.otlp import traces
-from launcher.exchange import AgentPhase
+from launcher.exchange import AgentEvent, AgentPhase, Supervision
 from rendezvous.values.contracts import VERSION
 from rendezvous.values.events import Ended, Stop
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ddp_launch_wings.otlp.traces import TraceSpan, Value
-    from launcher.exchange import AgentEvent, Supervision
     from rendezvous.values.types import Outcome
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"

@@ -8,15 +8,13 @@ root. At its end, the job is a trace too, exported by the agent of node rank 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from hashlib import sha256
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 Value = str | int | float | bool
 _INTERNAL, _ERROR = 1, 2  # of OpenTelemetry: the kind of a span, and a status

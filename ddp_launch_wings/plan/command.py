@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from ddp_launch_wings.plan import step_model as profiles
 from ddp_launch_wings.plan import table
@@ -28,10 +29,6 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
 from launcher.template.contracts import STEP_PROFILE, STEP_PROFILE_STEPS
 from rendezvous.values.error_codes import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 _FEWEST_STEPS = 3
 _EPILOG = (

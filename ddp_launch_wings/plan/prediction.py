@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from ddp_launch_wings.plan import step_model
-from ddp_launch_wings.plan.step_model import CAPS_MB, DEFAULT_CAP_MB, Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_launch_wings.plan.step_model import Link, Profile, StepTime, Transport
-
+from ddp_launch_wings.plan.step_model import (
+    CAPS_MB,
+    DEFAULT_CAP_MB,
+    Cluster,
+    Link,
+    Profile,
+    StepTime,
+    Transport,
+)
 
 CADENCES = (1, 2, 4, 8, 16, 32)
 EFFICIENT = 0.9

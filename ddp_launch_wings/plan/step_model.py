@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2, sqrt
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+from typing import Any
 
 # The profile of a step: what the ranks have recorded, as values.
 

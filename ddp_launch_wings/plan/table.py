@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from ddp_launch_wings.plan.prediction import CADENCES, EFFICIENT
+from ddp_launch_wings.plan.prediction import CADENCES, EFFICIENT, Prediction, Question
 from ddp_launch_wings.plan.step_model import DEFAULT_CAP_MB
 from launcher.settings.arguments import UsageError
 from launcher.settings.values import printable
 from rendezvous.values.durations import UNITS, short_duration
 from rendezvous.values.error_codes import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_launch_wings.plan.prediction import Prediction, Question
-
 
 _HEAD = ("nodes", "ranks", "step", "compute", "waiting", "exposed", "efficiency", "HSDP", "DiLoCo", "goodput")
 

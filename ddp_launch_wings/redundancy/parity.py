@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,13 @@ from ddp.elastic.images import image, kept_images
 from ddp.elastic.images.image import DamagedImage
 from ddp.groups import core_arguments
 from ddp_launch_wings.redundancy import placement
-from ddp_launch_wings.redundancy.peer_links import PeerError
-from ddp_launch_wings.redundancy.placement import Protected, StripeFacts, chunk_range
+from ddp_launch_wings.redundancy.peer_links import Links, Peer, PeerError
+from ddp_launch_wings.redundancy.placement import Protected, Row, Stripe, StripeFacts, chunk_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import ModuleType
 
-    from ddp_launch_wings.redundancy.peer_links import Links, Peer
-    from ddp_launch_wings.redundancy.placement import Row, Stripe
 
 # --- linear combinations ---------------------------------------------------------------------------
 #

@@ -12,17 +12,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from ddp.elastic.commits import ReadableImage, folder_name, newest
+from ddp.elastic.commits import CommitChoice, CommitName, Holdings, ReadableImage, folder_name, newest
 from ddp.telemetry.coded import WrongValue
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp.elastic.commits import CommitChoice, CommitName, Holdings
-
 
 # A Reed-Solomon code over the field of 256 elements: k data chunks and m parity chunks, of which any k give all.
 #

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,11 +16,10 @@ from ddp.telemetry.coded import WrongType
 from ddp.telemetry.contracts import TOPOLOGY
 from ddp_launch_wings.redundancy import parity, placement
 from ddp_launch_wings.redundancy.parity import ParityStore, StripeEncoder
-from ddp_launch_wings.redundancy.peer_links import Links, PeerError, Reply, Words
-from ddp_launch_wings.redundancy.placement import Protected
+from ddp_launch_wings.redundancy.peer_links import Links, Peer, PeerError, Reply, Words
+from ddp_launch_wings.redundancy.placement import HeldParity, Protected, Rebuilt, Solved, Source, Stripe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from ddp.elastic.commits import CommitName
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ddp.elastic.keeper import OpenShield
     from ddp.elastic.resume import LocalImages
     from ddp.elastic.team import Team
-    from ddp_launch_wings.redundancy.peer_links import Peer
-    from ddp_launch_wings.redundancy.placement import HeldParity, Rebuilt, Solved, Source, Stripe
 
 # --- protection, from one resume to the next -------------------------------------------------------
 

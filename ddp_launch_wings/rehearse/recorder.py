@@ -28,8 +28,9 @@ import sys
 import sysconfig
 import time
 import zlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -44,9 +45,6 @@ from ddp.telemetry.contracts import (
     VALUES_END,
     ring_lines,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 PLAN, GATE, GO, BALLAST = "plan.json", "at-step", "go", "ballast"
 _GATE_S, _LOOK_S, _SLOWEST_S = 60.0, 0.005, 1.0

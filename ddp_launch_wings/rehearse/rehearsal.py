@@ -22,8 +22,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_launch_wings.rehearse import faults, rehearsal_report
 from ddp_launch_wings.rehearse.comparison import compared_files, track
@@ -34,9 +35,6 @@ from launcher.template.contracts import REHEARSAL
 from rendezvous.values.durations import seconds_in
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _LOOK_S, _STOP_S, _CUT_S, _START_S = 0.01, 40.0, 20.0, 30.0
 _SHOWN_LINES, _MOST_TEXT = 15, 1 << 20

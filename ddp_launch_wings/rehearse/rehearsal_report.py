@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.rehearse.comparison import (
+    FileDifference,
+    LoggedCurve,
+    Return,
+    StepDifference,
+    Track,
     compared_curves,
     compared_files,
     curves,
@@ -19,15 +25,6 @@ from ddp_launch_wings.rehearse.comparison import (
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ddp_launch_wings.rehearse.comparison import (
-        FileDifference,
-        LoggedCurve,
-        Return,
-        StepDifference,
-        Track,
-    )
     from ddp_launch_wings.rehearse.faults import Play
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rendezvous.replay.records import (
     Do,
@@ -29,9 +30,6 @@ from rendezvous.values.events import (
 )
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp_launch_wings.replay.player import answers, event_words, play
-from ddp_launch_wings.replay.what_if import BadChange, compare, parse
+from ddp_launch_wings.replay.player import Line, Step, answers, event_words, play
+from ddp_launch_wings.replay.what_if import BadChange, Choice, Parting, compare, parse
 from launcher import replaying
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import is_for_programs, show, warn
@@ -18,6 +19,8 @@ from rendezvous.replay.records import (
     Do,
     Header,
     Load,
+    Machine,
+    Record,
     RecordUnreadable,
     Start,
     read_header,
@@ -29,11 +32,6 @@ from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
-
-    from ddp_launch_wings.replay.player import Line, Step
-    from ddp_launch_wings.replay.what_if import Choice, Parting
-    from rendezvous.replay.records import Machine, Record
 
 
 # Reads the lines of a journal, as far as it is whole: a job that still runs, or was killed, has no end in its file.

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ddp_launch_wings.replay.player import decided, event_words
+from ddp_launch_wings.replay.player import Line, decided, event_words
 from rendezvous.machine import step
 from rendezvous.replay.records import Do, Hear, Load, Record, Start
 from rendezvous.rounds.admission import renew_leases, resume
@@ -39,6 +40,7 @@ from rendezvous.values.types import (
     UNLIMITED,
     AgentId,
     FailureClass,
+    JobSpec,
     NodeFacts,
     PolicyAction,
     PolicyRule,
@@ -46,13 +48,6 @@ from rendezvous.values.types import (
     RestartBudget,
     ScaleUp,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from ddp_launch_wings.replay.player import Line
-    from rendezvous.values.types import JobSpec
-
 
 _MOMENT_S = 0.25
 _LOOK_AHEAD_S = 3600.0

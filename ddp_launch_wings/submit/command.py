@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_launch_wings.submit import kubernetes, slurm, ssh
-from ddp_launch_wings.submit.job import BadJobFile, read
+from ddp_launch_wings.submit.job import BadJobFile, JobFile, read
 from ddp_launch_wings.submit.kubernetes import own_secret
 from rendezvous.access import secret
 from rendezvous.control.formats import documents
@@ -20,9 +21,6 @@ from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-    from ddp_launch_wings.submit.job import JobFile
 
 
 _DEFAULT = "ddp.toml"

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import shlex
 from math import ceil
-from typing import TYPE_CHECKING
 
-from ddp_launch_wings.submit.job import amount_of, megabytes
-
-if TYPE_CHECKING:
-    from ddp_launch_wings.submit.job import JobFile
+from ddp_launch_wings.submit.job import JobFile, amount_of, megabytes
 
 _KILL_MARGIN_S = 30  # of the time after the signal: what is left when the checkpoint is written
 # A step does not inherit these from its job: the environment (if sbatch does not export it), and the CPUs of a task.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
-from ddp_launch_wings.submit.job import BadJobFile
-
-if TYPE_CHECKING:
-    from ddp_launch_wings.submit.job import JobFile
+from ddp_launch_wings.submit.job import BadJobFile, JobFile
 
 
 def command(job: JobFile, run: str) -> list[str]:

@@ -29,11 +29,10 @@ as one rank. torch is imported only when torchrun calls `backend`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
 

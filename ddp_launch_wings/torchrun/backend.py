@@ -11,11 +11,12 @@ import socket
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 import torch
 from torch.distributed import PrefixStore, TCPStore
@@ -33,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from rendezvous.client.credential_files import client_options
-from rendezvous.client.session import connect
+from rendezvous.client.session import Session, connect
 from rendezvous.values.contracts import PORT, TRY_AGAIN
 from rendezvous.values.events import (
     Accused,
@@ -45,6 +46,7 @@ from rendezvous.values.events import (
     Ended,
     Examine,
     Examined,
+    FromAgent,
     Notice,
     RankFailed,
     RanksFinished,
@@ -52,6 +54,7 @@ from rendezvous.values.events import (
     Stop,
     StoreAt,
     StoreOpened,
+    ToAgent,
     Waiting,
 )
 from rendezvous.values.late_dataclass import dataclass
@@ -71,13 +74,6 @@ from rendezvous.values.types import (
     ScaleUp,
     StoreAddress,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rendezvous.client.session import Session
-    from rendezvous.values.events import FromAgent, ToAgent
-
 
 _log = logging.getLogger(__name__)
 

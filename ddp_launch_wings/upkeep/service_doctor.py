@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import _ddp_launch_entry as doors
@@ -24,7 +25,6 @@ from rendezvous.store.protocol import StoreError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
 
 _FAILED = 1
 _DAY_S, _SOON_DAYS = 86_400.0, 7

@@ -9,18 +9,15 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import _ddp_launch_entry as doors
 from rendezvous.store.file import LockFile, prepare
 from rendezvous.store.open import BadUrl
 from rendezvous.store.protocol import StoreContents, StoreError
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # File stores as files: copied, written, read, checked and compacted, also while a service uses them.
 #

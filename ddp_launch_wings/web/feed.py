@@ -11,33 +11,34 @@ import asyncio
 import logging
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Collection, Iterable
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from ddp_launch_wings.web.requests import Backlog
+from ddp_launch_wings.web.requests import Backlog, Entry
 from rendezvous.codec import decode
 from rendezvous.control.ctl_text import phase_of
-from rendezvous.control.service import inquire
-from rendezvous.control.top_table import own_s, phase_text, rows_of
-from rendezvous.control.why import PARTS
+from rendezvous.control.service import Caller, inquire
+from rendezvous.control.top_table import RankRow, Spent, own_s, phase_text, rows_of
+from rendezvous.control.why import PARTS, Story
 from rendezvous.control.why import rows_of as story_rows
 from rendezvous.grpc_io import reason_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.event_log import Series, TimePoint
-from rendezvous.values.questions import CannotAnswer, LoggedSeen, LoggedWanted, RanksSeen, RanksWanted
+from rendezvous.values.questions import (
+    CannotAnswer,
+    FromConversation,
+    LoggedSeen,
+    LoggedWanted,
+    RanksSeen,
+    RanksWanted,
+    StepSeen,
+)
 from rendezvous.values.rank_time import CLASSES, JobTime, in_words
 from rendezvous.values.types import Decision, DecisionKind
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable
-
-    from ddp_launch_wings.web.requests import Entry
-    from rendezvous.control.service import Caller
-    from rendezvous.control.top_table import RankRow, Spent
-    from rendezvous.control.why import Story
-    from rendezvous.values.questions import FromConversation, StepSeen
 _log = logging.getLogger("rendezvous")
 
 

@@ -6,8 +6,10 @@ with the credentials of the agent. A token that may not control jobs gives a pag
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rendezvous.control.service import Caller
 from rendezvous.grpc_io import choose_engine, silence_grpc
 
 choose_engine()
@@ -21,9 +23,6 @@ from rendezvous.local_calls import InProcess, calls_of  # noqa: E402
 from rendezvous.metrics import Metrics  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from rendezvous.control.service import Caller
     from rendezvous.embedded import EmbeddedRendezvous
 
 _LOOPBACK = "127.0.0.1"

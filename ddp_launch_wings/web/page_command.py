@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import _ddp_launch_entry as doors
@@ -18,7 +19,6 @@ from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import AsyncIterator, Callable
 
     from rendezvous.control.service import Service
 

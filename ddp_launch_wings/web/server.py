@@ -13,10 +13,11 @@ import secrets
 import ssl
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,21 +26,23 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ddp_launch_wings.web.feed import ROW, Feeds, step_view, story_view, summary
+from ddp_launch_wings.web.feed import ROW, Feed, Feeds, step_view, story_view, summary
 from ddp_launch_wings.web.requests import (
     STILL_HERE,
     BadRequest,
+    LogsRequest,
+    OrderRequest,
     fields,
     logs_request,
     order_request,
     text,
     wire,
 )
-from rendezvous.access.auth import Denied, Identity, Reason, Right
+from rendezvous.access.auth import Certificates, Denied, Gate, Grant, Identity, Reason, Right
 from rendezvous.access.secret import file_problem
+from rendezvous.control.ctl_text import LogLine, lines_of, on_terminal
 from rendezvous.control.ctl_text import line_as_dict as line_dict
-from rendezvous.control.ctl_text import lines_of, on_terminal
-from rendezvous.control.service import NoSuchJob, inquire
+from rendezvous.control.service import Caller, NoSuchJob, inquire
 from rendezvous.control.why import story_of
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.listener import Listener, listen_at
@@ -60,16 +63,7 @@ from rendezvous.values.questions import (
     StepWanted,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-
-    from ddp_launch_wings.web.feed import Feed
-    from ddp_launch_wings.web.requests import LogsRequest, OrderRequest
-    from rendezvous.access.auth import Certificates, Gate, Grant
-    from rendezvous.control.ctl_text import LogLine
-    from rendezvous.control.service import Caller
-
-    Answer = Callable[[Any, "Session"], Awaitable[Response]]
+Answer = Callable[[Any, "Session"], Awaitable[Response]]
 
 
 _LAST_ANSWERS_S = 2

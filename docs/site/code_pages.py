@@ -183,7 +183,7 @@ def agent_metrics() -> list[str]:
 
 
 def events() -> str:
-    source = (ROOT / "launcher" / "notify" / "job_events.py").read_text()
+    source = (ROOT / "launcher" / "notify" / "notifier.py").read_text()
     when = dict(re.findall(r'^    [A-Z_]+ = "([a-z_-]+)"  # (.*)$', source, re.MULTILINE))
     rows = [f"| `{kind}` | {when.get(kind, '')} |" for kind in EventKind]
     return (

@@ -11,11 +11,12 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from launcher.answers.measured import use_values
+from launcher.answers.measured import Measured, use_values
 from launcher.health.page import in_words, times_of
 from launcher.health.stack_text import without_ours
 from launcher.health.stacks import native_stacks, stacks_of
@@ -29,7 +30,9 @@ from rendezvous.values.questions import (
     Drilled,
     DrillWanted,
     GpuSeen,
+    LoggedValue,
     LoggedWanted,
+    LogPieces,
     LogsWanted,
     ProfileWanted,
     RankSeen,
@@ -42,13 +45,12 @@ from rendezvous.values.questions import (
     StepPhase,
     StepSeen,
     StepWanted,
+    Told,
     TraceWanted,
+    Wanted,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from launcher.answers.measured import Measured
     from launcher.answers.restart_watch import Traces
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import Supervision
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from launcher.output.log_file import LogFiles
     from launcher.ranks.checkpoint_request import CheckpointRequester
     from launcher.ranks.worker import Workers
-    from rendezvous.values.questions import LoggedValue, LogPieces, Told, Wanted
     from rendezvous.values.rank_view import Collective, RankPhase, RankView
     from rendezvous.values.types import Assignment
 

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import heapq
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rendezvous.values.questions import MOST_LOG_BYTES, LogPiece, LogPieces, LogPlace, LogStream
+from rendezvous.values.questions import MOST_LOG_BYTES, LogPiece, LogPieces, LogPlace, LogStream, LogsWanted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from launcher.output.log_file import Kept, RankLog, StreamKey
-    from rendezvous.values.questions import LogsWanted
 
 _LONG_LINE = 64 * 1024
 _TAIL_BYTES = 256 * 1024  # of one stream, in which its last lines are looked for

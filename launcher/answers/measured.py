@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.health.watcher import RankWatcher
-from rendezvous.values.questions import LoggedPoint, LoggedSeen, LoggedValue
+from rendezvous.values.questions import LoggedPoint, LoggedSeen, LoggedValue, LoggedWanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.pages import Pages
-    from rendezvous.values.questions import LoggedWanted
 
 MOST_NAMES, MOST_POINTS = 32, 400
 _EVERY_S = 1.0

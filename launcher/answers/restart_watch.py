@@ -5,27 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from launcher.exchange import RankEnded, StacksTaken, Swept
+from launcher.exchange import AgentEvent, AgentStep, RankEnded, StacksTaken, Swept
 from launcher.health.exposition import PARTS
 from rendezvous.values.events import Stop
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.questions import CannotAnswer, RestartTimes, TracePart
-from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.questions import (
+    CannotAnswer,
+    ProfileWanted,
+    RestartTimes,
+    Told,
+    TracePart,
+    TraceWanted,
+)
+from rendezvous.values.rank_view import RankPhase, RankView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import AgentEvent, AgentStep
     from launcher.health.communication import CommunicationWatch
     from launcher.health.pages import Pages
     from launcher.ranks.worker import Workers
-    from rendezvous.values.questions import ProfileWanted, Told, TraceWanted
-    from rendezvous.values.rank_view import RankView
 
 
 # How long the parts of a restart took on this node: detect, stop, meet, fork, init, first step, redo.

@@ -13,13 +13,10 @@ without a failure spends no time on them.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from launcher.output.lines import CUT, TRACEBACK_HEADER
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # --- tracebacks ------------------------------------------------------------------------------------
 

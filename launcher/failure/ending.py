@@ -13,6 +13,7 @@ import select
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher import ending_file
@@ -22,8 +23,6 @@ from rendezvous.values.cause_text import code_of_outcome
 from rendezvous.values.error_codes import with_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from launcher.exchange import Finish
     from launcher.output.log_file import LogFolder
     from launcher.output.logs import LogPump

@@ -7,8 +7,6 @@ A requested end is not a failure and gets one line.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from launcher.failure.crash_text import GROUP_HEADER, LAST_LINES, clean_lines
 from launcher.output.lines import TRACEBACK_HEADER, printable
 from launcher.output.screen import cells_of
@@ -22,10 +20,7 @@ from rendezvous.values.cause_text import (
     was_requested,
 )
 from rendezvous.values.durations import duration_text
-from rendezvous.values.types import DecisionKind, FailureClass
-
-if TYPE_CHECKING:
-    from rendezvous.values.types import Cause, Decision, Outcome
+from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
 
 _MAX_WIDTH = 100
 _MIN_WIDTH = 40

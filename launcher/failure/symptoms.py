@@ -10,21 +10,15 @@ data loader that loses the connection to a web server is a separate cause.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from launcher.failure.crash_text import clean_lines, hint_of_hidden, last_raised
+from launcher.failure.crash_text import Raised, clean_lines, hint_of_hidden, last_raised
 from launcher.machine.xids import XIDS, XidOrigin, xid_in
 from rendezvous.values.cause_text import OUT_OF_TIME_IN_A_LIBRARY
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import FailureClass
 from rendezvous.values.types import FailureClass as Class
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from launcher.failure.crash_text import Raised
-
 
 _NOTHING: Mapping[str, str] = {}
 # Types that torch, c10d, NCCL and Gloo raise. A user's own type that quotes their messages is not one of them.

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import (
     MAX_LINE_CHARS,
@@ -46,10 +46,6 @@ from launcher.failure.symptoms import (
 from rendezvous.values.cause_text import signal_name
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Cause, Doubt, FailureClass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 _LEFT_THREAD = "terminate called without an active exception"
 _ENDS_STDERR = 30  # lines after a traceback, in an abort during the exit

@@ -15,25 +15,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
-from launcher.failure.verdict import cause_of_asynchronous
+from launcher.failure.verdict import RankEnd, cause_of_asynchronous
 from launcher.health import dumps, flight_recorder
-from launcher.health.guards import Guards, Lost
+from launcher.health.guards import Continuation, Guards, Lost
 from launcher.machine import devices
-from rendezvous.values.rank_view import HELD
+from rendezvous.values.rank_view import HELD, RankReport
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from launcher.failure.verdict import RankEnd
     from launcher.health.flight_recorder import Dump
-    from launcher.health.guards import Continuation
-    from rendezvous.values.rank_view import RankReport
 
 
 _STILL_RUNS_S = 2.0

@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from launcher.health.flight_recorder import (
@@ -33,8 +34,6 @@ from rendezvous.diagnosing.diagnosis import of_recorders
 from rendezvous.values.rank_view import RankReport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from launcher.health.guards import Guards
 
 WITHIN_S = 2.0

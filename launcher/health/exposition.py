@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from launcher.health.page import times_of
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_time import CLASSES
+from rendezvous.values.rank_time import CLASSES, RankTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from launcher.health.node_health import HealthState, NodeReading
     from launcher.machine.gpu_state import Gpu
-    from rendezvous.values.rank_time import RankTime
     from rendezvous.values.rank_view import Histogram, RankView
 
 _PREFIX = "ddp_launch_"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_view import MAX_CALLS, MAX_GROUPS, Collective, GroupView
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from rendezvous.values.rank_view import RankReport
+from rendezvous.values.rank_view import MAX_CALLS, MAX_GROUPS, Collective, GroupView, RankReport
 
 # --- the variables of the watchdogs ----------------------------------------------------------------
 #

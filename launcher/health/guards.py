@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.template import scratch
@@ -23,8 +24,6 @@ from launcher.template.contracts import GUARD
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from launcher.output.lines import RankLabel
 
 _NAME = "guard"

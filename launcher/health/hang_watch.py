@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,15 +16,12 @@ from typing import TYPE_CHECKING
 from launcher.health import stall_detection
 from launcher.health.stall_detection import WINDOW_S, Signs, Watch
 from launcher.health.watcher import RankWatcher
-from launcher.settings.spec import ASLEEP_S
+from launcher.settings.spec import ASLEEP_S, Budgets
 from launcher.template import tree
 from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.settings.spec import Budgets
     from rendezvous.values.rank_view import RankReport, RankView
 
 

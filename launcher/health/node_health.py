@@ -9,17 +9,15 @@ spike must be present in two consecutive readings. The begin and the end of a pr
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from launcher.sources import Severity
+from launcher.sources import Opinion, Severity
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from launcher.machine.gpu_state import Gpu
-    from launcher.sources import Opinion
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -16,6 +16,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,44 +24,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import _ddp_launch_entry as doors
 from launcher import error_boundary
-from launcher.exchange import AgentPhase
+from launcher.exchange import AgentPhase, RankEnded, Supervision
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Disk, HealthState, MemoryUse, Nic, NodeReading, Throttling
 from launcher.health.page import phase_times
 from launcher.health.watcher import RankWatcher
 from launcher.machine import gpu_reading as nvml_calls
-from launcher.machine.gpu_reading import read
-from launcher.machine.gpu_state import GpuName, visible_indexes
+from launcher.machine.gpu_reading import Nvml, read
+from launcher.machine.gpu_state import Gpu, GpuName, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
 from launcher.machine.kernel_log import KernelLog
 from launcher.machine.xids import Xid, short_bus
 from launcher.output.lines import printable
-from launcher.settings.spec import timer_file
-from launcher.sources import Opinion, SourceFailed
+from launcher.settings.spec import LaunchSpec, timer_file
+from launcher.sources import HealthSource, Opinion, SourceFailed
 from launcher.template import cgroup, scratch, tree
 from launcher.template.contracts import EXCLUDE_NODE
 from launcher.template.tree import process_stat
 from rendezvous.service.web import Web
 from rendezvous.values.cause_text import signal_name
-from rendezvous.values.events import NodeHealth, PhaseTimesReported
+from rendezvous.values.events import FromAgent, NodeHealth, PhaseTimesReported
 from rendezvous.values.rank_view import BINS, Histogram
-from rendezvous.values.types import StragglerPolicy
+from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import RankEnded, Supervision
     from launcher.health.hang_watch import HangWatch
     from launcher.health.pages import Pages
-    from launcher.machine.gpu_reading import Nvml
-    from launcher.machine.gpu_state import Gpu
-    from launcher.settings.spec import LaunchSpec
-    from launcher.sources import HealthSource
-    from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_time import RankTime
-    from rendezvous.values.types import StragglerRule
 
 
 _SAMPLE_S = 5.0

@@ -10,7 +10,7 @@ The writer is a rank, whose memory may be corrupted: any content of its page is 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from launcher.template.contracts import (
     ASYNC,
@@ -29,6 +29,7 @@ from launcher.template.contracts import (
     TOTALS_BLOCK,
     UNCAUGHT,
     VERSION,
+    PageBlock,
 )
 from rendezvous.values.cause_text import place_of
 from rendezvous.values.late_dataclass import dataclass
@@ -46,12 +47,6 @@ from rendezvous.values.rank_view import (
     Section,
     Totals,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from launcher.template.contracts import PageBlock
-
 
 _TRIES = 8
 _SECOND = 1e9

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.template.cgroup import folders
@@ -30,12 +29,8 @@ from launcher.template.contracts import (
     ring_lines,
 )
 from launcher.template.tree import process_stat
-from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
+from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase, RankView, Repeat
 from rendezvous.values.types import Reached
-
-if TYPE_CHECKING:
-    from rendezvous.values.rank_view import RankView, Repeat
-
 
 _IDLE_SHARE = 0.02  # of a CPU: a process that only waits uses at most this much, with all its threads
 _IDLE_S = (

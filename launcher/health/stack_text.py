@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from rendezvous.values.types import Doubt
-
-if TYPE_CHECKING:
-    from rendezvous.values.types import Cause
+from rendezvous.values.types import Cause, Doubt
 
 MAIN_THREAD = "Main thread"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in ')

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,6 @@ from launcher.template.stack_signal import MEMORY, SIGNAL
 from launcher.template.tree import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from io import FileIO
 
 

@@ -31,28 +31,23 @@ does not start an inquiry. An exceeded limit only starts the inquiry: see rendez
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from launcher.settings.spec import ASLEEP_S
+from launcher.settings.spec import ASLEEP_S, Budgets
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import (
     ASK_EARLY_S,
     HELD,
     MAX_CALLS,
     MAX_GROUPS,
+    Collective,
+    GroupView,
     RankPhase,
     RankReport,
     RankView,
 )
 from rendezvous.values.text_limits import NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
-
-    from launcher.settings.spec import Budgets
-    from rendezvous.values.rank_view import Collective, GroupView
-
 
 # --- signs of life ---------------------------------------------------------------------------------
 #

@@ -8,21 +8,19 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher import error_boundary
 from launcher.exchange import ConditionMet
 from launcher.health.watcher import RankWatcher
-from launcher.output.lines import without_color
+from launcher.output.lines import RankLabel, without_color
 from rendezvous.values.contracts import CONDITION_MET
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.output.lines import RankLabel
     from launcher.settings.spec import StopCondition
     from rendezvous.values.rank_view import RankView
 

@@ -17,19 +17,14 @@ A part of a step that lasts for much longer than a step is no progress either (`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES, TimeSpent
-from rendezvous.values.rank_view import RankPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rendezvous.values.rank_view import RankView
+from rendezvous.values.rank_view import RankPhase, RankView
 
 
 class LedgerStage(StrEnum):

@@ -6,15 +6,17 @@ launcher/health/time_ledger.py divides the time. This module tells it what happe
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from launcher.exchange import AgentPhase, Isolated, RankEnded
+from launcher.exchange import AgentPhase, AgentStep, Isolated, RankEnded, Supervision
 from launcher.health.time_ledger import LedgerStage, TimeLedger
 from launcher.health.watcher import RankWatcher
 from rendezvous.diagnosing import goodput
 from rendezvous.values.events import (
     AgentLeft,
     AgentStopped,
+    FromAgent,
     RanksFinished,
     RankTimesReported,
     Stop,
@@ -22,12 +24,8 @@ from rendezvous.values.events import (
 from rendezvous.values.rank_time import JobTime, RankTime, TimeState, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import AgentStep, Supervision
     from launcher.health.pages import Pages
-    from rendezvous.values.events import FromAgent
     from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Outcome
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
@@ -25,20 +26,16 @@ from launcher.joining.join import (
     parse_endpoint,
 )
 from rendezvous.client.credential_files import ENV, ClientOptions, OptionsUnusable, client_options
-from rendezvous.client.session import connect
+from rendezvous.client.session import Session, connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.local import offer
-from rendezvous.replay.journal import journal_of
+from rendezvous.replay.journal import Journals, journal_of
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.client.session import Session
-    from rendezvous.replay.journal import Journals
     from rendezvous.service.owner import OpenJob
 
 _LOOPBACK = "127.0.0.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import parse_int, quote
@@ -12,8 +13,6 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from launcher.settings.spec import LaunchSpec
 
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")

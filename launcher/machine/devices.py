@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import _ddp_launch_entry as doors
 from launcher.machine import gpu_reading
 from launcher.machine.gpu_reading import names_in, text_of
 from launcher.template import cgroup
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class NoDevices(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from launcher.machine.gpu_state import (
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterator
 
 
 # Reads files and directories in /proc and /sys. Returns an empty value if one does not exist.

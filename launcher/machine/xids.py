@@ -13,14 +13,11 @@ Some errors have no number: a GPU that leaves the bus while the driver starts is
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class XidOrigin(StrEnum):

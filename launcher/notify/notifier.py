@@ -9,25 +9,22 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import _ddp_launch_entry as doors
-from launcher.exchange import StartRanks
+from launcher.exchange import AgentEvent, AgentStep, Finish, StartRanks, Supervision
 from rendezvous.values.cause_text import cause_json, counted
 from rendezvous.values.events import Ended, Notice, Stop
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES
-from rendezvous.values.types import DecisionKind, FailureClass
+from rendezvous.values.types import Cause, DecisionKind, FailureClass, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import AgentEvent, AgentStep, Finish, Supervision
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.values.types import Cause, Outcome
 
 
 # What happens to the job, as objects for `--on-event` and entry points (docs/events.md). Pure.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from launcher.output import screen
 from launcher.output.lines import without_c1
 from launcher.output.screen import BLANK, Cell, Finished, Screen, ScreenRow, cells_of, rendered
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # --- in a pipe or a file ---------------------------------------------------------------------------
 #

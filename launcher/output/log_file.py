@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from launcher.output.lines import RankLabel
     from launcher.settings.spec import LaunchSpec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,8 +12,6 @@ from launcher.output.live_area import LiveBlock, PlainView, StreamView, Texts
 from launcher.output.screen import Screen, cells_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from launcher.output.lines import RankLabel
     from launcher.output.terminal import Terminal
     from launcher.settings.spec import LogSpec

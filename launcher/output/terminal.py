@@ -30,17 +30,12 @@ import stat
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from launcher.output import live_area
 from launcher.output.lines import can_redraw
-from launcher.output.live_area import Size
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from launcher.output.live_area import LiveBlock
+from launcher.output.live_area import LiveBlock, Size
 
 _Block = tuple[bytes, str | None]  # whole lines, and the log that also has them; None: the launcher's own
 

@@ -13,6 +13,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 import _ddp_launch_entry as doors
 from launcher import error_boundary
 from launcher.joining import addresses
-from launcher.joining.connect import CannotConnect, open_session, open_session_of
+from launcher.joining.connect import CannotConnect, ServiceConnection, open_session, open_session_of
 from launcher.machine import gpu_reading
 from launcher.machine.gpu_reading import names_in, read_all, read_layout, text_of
 from launcher.machine.gpu_state import Gpu, GpuName, Layout, in_words, visible_indexes
@@ -34,6 +35,7 @@ from launcher.preflight.checkup import (
     MB,
     Check,
     Clock,
+    Comparison,
     Gpus,
     Grade,
     Interface,
@@ -49,8 +51,8 @@ from launcher.preflight.checkup import (
 from launcher.settings.arguments import UsageError
 from launcher.settings.assemble import HostEnvironment, assemble
 from launcher.settings.config import Settings, unknown_variables
-from launcher.settings.spec import EntryKind, EntryPoint
-from launcher.sources import SourceFailed
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.sources import HealthSource, SourceFailed
 from launcher.stop_requests import unless_stopped
 from launcher.template import cgroup
 from launcher.template.import_variables import too_old
@@ -59,18 +61,10 @@ from rendezvous.values.error_codes import Code, with_code
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from launcher.settings.spec import LaunchSpec
-    from launcher.sources import HealthSource
-
     Part = Callable[[], tuple[Check, ...]]
-    from collections.abc import Callable, Sequence
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import AgentEvent
-    from launcher.joining.connect import ServiceConnection
-    from launcher.preflight.checkup import Comparison
     from rendezvous.values.events import AgentJoined
     from rendezvous.values.types import NodeFacts
 

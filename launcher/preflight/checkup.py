@@ -9,23 +9,16 @@ healthy machines.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.machine.gpu_state import in_words
-from launcher.machine.xids import short_bus
-from launcher.sources import Severity
+from launcher.machine.gpu_state import Gpu, Layout, PcieLink, Process, in_words
+from launcher.machine.xids import Xid, short_bus
+from launcher.sources import HealthFinding, Severity
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from launcher.machine.gpu_state import Gpu, Layout, PcieLink, Process
-    from launcher.machine.xids import Xid
-    from launcher.sources import HealthFinding
-
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 

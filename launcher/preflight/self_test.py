@@ -10,10 +10,8 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 _SIDE, _SIDE_THERE = 512, 4096  # on the CPU, on an accelerator
 _COPY_BYTES, _COPY_BYTES_THERE = 64 << 20, 1 << 30

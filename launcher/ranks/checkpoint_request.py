@@ -23,12 +23,9 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from launcher.ranks.worker_env import request_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _CHECK_EVERY_S = 0.1
 _JUST_BEFORE_S = 5.0

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,25 +25,18 @@ from launcher.health.pages import Pages
 from launcher.health.stack_text import without_doubt
 from launcher.output.lines import RankLabel
 from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, resume_args
-from launcher.ranks.zygote import rank_argv
+from launcher.ranks.zygote import Zygote, rank_argv
 from launcher.settings.import_path import files_that_hide
-from launcher.settings.spec import EntryKind
+from launcher.settings.spec import EntryKind, LaunchSpec
 from launcher.template.contracts import SAVED_STATE
-from launcher.template.messages import CANNOT_START, Spawn
+from launcher.template.messages import CANNOT_START, Exited, Spawn, Started
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_view import RankPhase, Repeat
-from rendezvous.values.types import Cause, FailureClass, SavedState
+from rendezvous.values.rank_view import RankPhase, RankView, Repeat
+from rendezvous.values.types import Assignment, Cause, FailureClass, SavedState, StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
-
     from launcher.error_boundary import ErrorBoundary
     from launcher.output.logs import LogPump
-    from launcher.ranks.zygote import Zygote
-    from launcher.settings.spec import LaunchSpec
-    from launcher.template.messages import Exited, Started
-    from rendezvous.values.rank_view import RankView
-    from rendezvous.values.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 _LAST_OUTPUT_S = 5.0  # to read what a failed rank wrote just before it ended: at once, but on a busy machine

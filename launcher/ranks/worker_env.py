@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from launcher.settings.spec import timer_file
+from launcher.settings.spec import LaunchSpec, timer_file
 from launcher.template.contracts import (
     CHECKPOINT_REQUEST,
     DEBUG,
@@ -20,14 +20,7 @@ from launcher.template.contracts import (
     TOPOLOGY,
 )
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import Recover
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from launcher.settings.spec import LaunchSpec
-    from rendezvous.values.types import Assignment, StoreAddress
-
+from rendezvous.values.types import Assignment, Recover, StoreAddress
 
 _INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 

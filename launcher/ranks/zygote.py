@@ -15,21 +15,15 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.settings.import_path import import_path, script_folder
-from launcher.settings.spec import EntryKind
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template import messages, tree
 from launcher.template.import_variables import FIXED_BY_IMPORT, FIXED_NATIVELY
-from launcher.template.messages import Keep, Signal, SweepOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from launcher.settings.spec import EntryPoint, LaunchSpec
-    from launcher.template.messages import Order, Report, Spawn
-
+from launcher.template.messages import Keep, Order, Report, Signal, Spawn, SweepOrder
 
 _TEMPLATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "template")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -11,20 +11,17 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.exchange import StartFailed, ZygoteReplaced
-from launcher.template.messages import Ready
+from launcher.exchange import AgentEvent, StartFailed, ZygoteReplaced
+from launcher.template.messages import Ready, Report
 from rendezvous.values.cause_text import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-    from launcher.exchange import AgentEvent
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
-    from launcher.template.messages import Report
 
 _EXIT_S = 1.0  # from the end of the socket to the end of the process
 _MOST_LOST = 3  # with no rank started in between: the cause is permanent

@@ -7,16 +7,12 @@ abbreviation, and joined short switches (`-mr3`).
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from launcher.settings.options import BY_SHORT, BY_SPELLING, matching, negates
-from launcher.settings.values import nearest, printable
+from launcher.settings.values import Option, nearest, printable
 from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from launcher.settings.values import Option
 
 
 class UsageError(Coded):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import JobSpec, StragglerPolicy, StragglerRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from launcher.settings.config import Settings
 
 _USER_SIGNALS = (int(signal.SIGUSR1), int(signal.SIGUSR2))

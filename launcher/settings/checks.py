@@ -11,24 +11,18 @@ import re
 import resource
 import stat
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
 import _ddp_launch_entry as doors
 from launcher.settings.arguments import UsageError
-from launcher.settings.config import ConfigFile, config_from
+from launcher.settings.config import ConfigFile, Setting, Settings, config_from
 from launcher.settings.import_path import import_path
 from launcher.settings.options import BY_SPELLING
-from launcher.settings.spec import EntryKind, EntryPoint
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.settings.values import nearest, printable
 from rendezvous.values.contracts import CANNOT_RUN
 from rendezvous.values.error_codes import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from launcher.settings.config import Setting, Settings
-    from launcher.settings.spec import LaunchSpec
-
 
 _READ_AT_MOST = 2 << 20  # bytes; the ranks alone compile a larger source
 _LISTED_AT_MOST = 5000  # files of a directory that are searched for a similar name

@@ -6,17 +6,15 @@ the source. Pure: the caller passes the environment and the file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.settings.arguments import CommandLine, UsageError
 from launcher.settings.options import BY_SPELLING, OPTIONS, negates
 from launcher.settings.values import BadValue, Option, Reach, nearest, printable, quote
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _PREFIX = "DDP_LAUNCH_"
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from launcher.settings.spec import EntryKind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from launcher.settings.spec import EntryPoint
+from launcher.settings.spec import EntryKind, EntryPoint
 
 _OF_LIBRARIES = frozenset(("site-packages", "dist-packages"))
 # The interpreter has imported them before it searches any folder of the user.

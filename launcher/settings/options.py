@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from launcher.settings import values
 from launcher.settings.values import BadValue, Option, Reach, quote
@@ -17,10 +17,6 @@ from launcher.settings.values import switch_option as _switch
 from launcher.settings.values import torch as _torch
 from launcher.settings.values import torch_switch_option as _torch_switch
 from rendezvous.values.types import Recover, ScaleUp
-
-if TYPE_CHECKING:
-    from typing import Literal
-
 
 # --- name lists -------------------------------------------------------------------------------------
 #

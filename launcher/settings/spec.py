@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, replace
 from enum import IntFlag, StrEnum
 from typing import TYPE_CHECKING, Literal
@@ -13,8 +14,6 @@ from launcher.template.contracts import DEBUG_IN_TERMINAL, DEBUG_OTHER
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rendezvous.values.types import JobSpec
 
 

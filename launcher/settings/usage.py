@@ -7,11 +7,10 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import BY_SPELLING, GROUPS, OPTIONS
-from launcher.settings.values import printable
+from launcher.settings.values import Option, printable
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings
-    from launcher.settings.values import Option
 
 _COLUMN, _INSET = 30, " " * 6
 # What people use first; the table of options has the rest.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.settings.spec import Budgets, Debug, StopCondition, StreamChoice, Streams
 from rendezvous.values.contracts import PORT
@@ -28,9 +29,6 @@ from rendezvous.values.types import (
     StragglerPolicy,
     StragglerRule,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 # --- values ----------------------------------------------------------------------------------------
 

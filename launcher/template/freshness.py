@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 _CODE = (".py", ".pyc", ".so", ".pth", ".egg-link")
 _DISTRIBUTIONS = (".dist-info", ".egg-info")

@@ -10,11 +10,7 @@ import os
 import re
 import sys
 from _thread import get_ident
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
-
+from typing import Any
 
 # Which releases of torch we work with. Older ones have no store that takes over an open socket, among other things.
 

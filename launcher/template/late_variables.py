@@ -18,19 +18,15 @@ import mmap
 import os
 import signal
 import sys
-from importlib.machinery import PathFinder, SourceFileLoader
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from json import dumps, loads  # as they are now: a script may replace them
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, ModuleType
+from typing import Any
 
 from .import_variables import FIXED_NATIVELY
 from .messages import Late
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 _NOTE_BYTES = 1 << 13
 _MOST_SOURCE_BYTES = 1 << 20

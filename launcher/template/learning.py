@@ -26,14 +26,12 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from json import dumps, loads  # as they are now: a script may replace them
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from . import cgroup, forking
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _DYNAMO = "torch._dynamo"
 _OURS = "ddp"

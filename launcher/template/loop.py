@@ -14,6 +14,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -38,7 +39,6 @@ from .tree import process_stat
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from .late_variables import LateVariables
     from .learning import Learner, Notes

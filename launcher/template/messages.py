@@ -10,10 +10,8 @@ import json
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import NamedTuple
 
 
 class Spawn(NamedTuple):

@@ -12,12 +12,10 @@ import socket
 import stat
 import struct
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from .import_variables import READ_NATIVELY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 # --- the key of a template -------------------------------------------------------------------------
 #

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import cgroup, freshness, pool_folder, tree
@@ -31,8 +32,6 @@ from .forking import fork, freeze_garbage
 from .pool_folder import Unusable, open_folder, peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from .freshness import ImportedFiles
     from .pool_folder import PoolFolder
 

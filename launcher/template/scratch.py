@@ -12,10 +12,7 @@ import fcntl
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 PREFIX = "ddp-scratch-"
 _IN_MEMORY = "/dev/shm"

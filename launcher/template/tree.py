@@ -8,11 +8,8 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
+from collections.abc import Callable, Container
+from typing import NamedTuple
 
 # --- /proc/PID/stat --------------------------------------------------------------------------------
 #

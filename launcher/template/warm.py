@@ -9,12 +9,10 @@ import json
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from . import forking, freshness, import_variables, script_start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 

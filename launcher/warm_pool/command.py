@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.settings.arguments import UsageError
-from launcher.settings.spec import EntryKind
-from launcher.template.pool_folder import PoolSettings, Unusable, boot_id, open_folder, usual_place
+from launcher.settings.spec import EntryKind, LaunchSpec
+from launcher.template.pool_folder import (
+    PoolFolder,
+    PoolSettings,
+    Unusable,
+    boot_id,
+    open_folder,
+    usual_place,
+)
 from launcher.warm_pool import client
 from launcher.warm_pool.pooled_start import recipe_of
 from rendezvous.values.durations import short_duration
@@ -17,8 +24,6 @@ from rendezvous.values.error_codes import Code
 
 if TYPE_CHECKING:
     from launcher.settings import config
-    from launcher.settings.spec import LaunchSpec
-    from launcher.template.pool_folder import PoolFolder
 
 WORDS = ("start", "stop", "status")
 _IMPORT_S = 300.0

@@ -22,22 +22,19 @@ import os
 import stat
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rendezvous.access.secret import file_problem
+from rendezvous.access.secret import Secret, file_problem
 from rendezvous.values.error_codes import Code, Coded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import TextIO
-
     import grpc
 
-    from rendezvous.access.secret import Secret
     from rendezvous.metrics import Metrics
 
 _log = logging.getLogger("rendezvous")

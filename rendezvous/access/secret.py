@@ -18,14 +18,10 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rendezvous.values.error_codes import Code, Coded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 NAME = "ddp-launch"  # in every such certificate; what is trusted is the certificate itself
 _BLOCK = re.compile(r"-----BEGIN ([A-Z ]+)-----\n.*?\n-----END \1-----\n?", re.DOTALL)

@@ -5,21 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 
 from rendezvous.access.secret import NAME, as_file, file_problem
-from rendezvous.client.credential_files import ENV, OptionsUnusable, current_token, is_loopback
+from rendezvous.client.credential_files import ENV, ClientOptions, OptionsUnusable, current_token, is_loopback
 from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
 from rendezvous.values.contracts import OWNER_METADATA, VERSION, VERSION_METADATA
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rendezvous.client.credential_files import ClientOptions
-
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from rendezvous.access.secret import Secret, SecretUnusable, parse, read
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class OptionsUnusable(Coded, ValueError):

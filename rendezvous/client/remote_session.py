@@ -12,13 +12,14 @@ import itertools
 import random
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from rendezvous.client.channel import Route, metadata, open_channel, probe_tls
-from rendezvous.client.credential_files import OptionsUnusable
+from rendezvous.client.credential_files import ClientOptions, OptionsUnusable
 from rendezvous.client.session_rules import (
     CloseRequested,
     ContactChanged,
@@ -28,6 +29,7 @@ from rendezvous.client.session_rules import (
     Pause,
     PauseEnded,
     ReceivedMessage,
+    SessionEvent,
     SessionState,
     StreamEnded,
     StreamFailed,
@@ -55,16 +57,17 @@ from rendezvous.values.contracts import (
     version_in,
     with_releases,
 )
-from rendezvous.values.events import AgentHeard, AgentJoined, Refused
-from rendezvous.values.questions import CannotAnswer, Present
+from rendezvous.values.events import AgentHeard, AgentJoined, FromAgent, Refused, ToAgent
+from rendezvous.values.questions import (
+    Answerer,
+    CannotAnswer,
+    FromConversation,
+    Present,
+    Remark,
+    RestartTimes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-
-    from rendezvous.client.credential_files import ClientOptions
-    from rendezvous.client.session_rules import SessionEvent
-    from rendezvous.values.events import FromAgent, ToAgent
-    from rendezvous.values.questions import Answerer, FromConversation, Remark, RestartTimes
     from rendezvous.values.types import AgentId
 
 # --- the session -----------------------------------------------------------------------------------

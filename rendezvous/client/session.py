@@ -5,11 +5,10 @@ Light to import: an agent on a single machine never loads gRPC.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from rendezvous.client.credential_files import ClientOptions
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import Answerer, Remark, RestartTimes

@@ -20,15 +20,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from rendezvous.session_replay import Redirect, SessionReplay
 from rendezvous.values.contracts import NOT_ALLOWED, TRY_AGAIN
-from rendezvous.values.events import AgentJoined, Refused, Waiting
+from rendezvous.values.events import AgentJoined, FromAgent, Refused, ToAgent, Waiting
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from rendezvous.values.events import FromAgent, ToAgent
 
 PATIENCE_S = 1.6  # how long to wait for the answer to a ping
 PING_AFTER_S = 0.8  # ping after this time without a message

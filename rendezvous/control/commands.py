@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import _ddp_launch_entry as doors
 from rendezvous.coded_parser import CodedParser, add_completion
@@ -15,9 +16,6 @@ from rendezvous.control.formats import add_output
 from rendezvous.control.top_table import COLUMNS
 from rendezvous.values.contracts import PORT, VERSION
 from rendezvous.values.durations import seconds_in
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 DEFAULT_ENDPOINT = f"127.0.0.1:{PORT}"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,6 @@ from rendezvous.values.error_codes import Code, with_code
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from rendezvous.control.service import Service
 

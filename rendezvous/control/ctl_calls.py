@@ -12,6 +12,7 @@ import signal
 import sys
 import termios
 import tty
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, assert_never
@@ -21,7 +22,7 @@ import grpc.aio
 
 import _ddp_launch_entry as doors
 from rendezvous.control import why
-from rendezvous.control.commands import TAIL, Command, command_of
+from rendezvous.control.commands import TAIL, Command, Order, command_of
 from rendezvous.control.ctl_text import (
     event_line,
     finished_hint,
@@ -37,9 +38,12 @@ from rendezvous.control.ctl_text import (
     printable_lines,
 )
 from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn, write
-from rendezvous.control.service import BadArgument, inquire, job_named
+from rendezvous.control.service import BadArgument, Service, inquire, job_named
 from rendezvous.control.top_table import (
+    NodeUse,
+    RankRow,
     Sorting,
+    Spent,
     TableHead,
     View,
     keys_in,
@@ -59,6 +63,8 @@ from rendezvous.values.questions import (
     CheckpointWanted,
     Drilled,
     DrillWanted,
+    FromConversation,
+    LogPiece,
     LogPieces,
     LogPlace,
     LogStream,
@@ -70,17 +76,12 @@ from rendezvous.values.questions import (
     StacksWanted,
     TracePart,
     TraceWanted,
+    Wanted,
 )
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
     from io import BufferedWriter
-
-    from rendezvous.control.commands import Order
-    from rendezvous.control.service import Service
-    from rendezvous.control.top_table import NodeUse, RankRow, Spent
-    from rendezvous.values.questions import FromConversation, LogPiece, Wanted
 
 
 async def carry_out(service: Service, arguments: argparse.Namespace) -> int:

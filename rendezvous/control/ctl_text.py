@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
 from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from rendezvous.values.questions import LogPiece, LogStream
 
 

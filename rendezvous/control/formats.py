@@ -6,13 +6,10 @@ import argparse
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # Write plain values as readable YAML. Pure. Ambiguous scalars are quoted as in JSON.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -23,8 +24,6 @@ from rendezvous.values.contracts import PORT
 from rendezvous.values.error_codes import Code, Coded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from rendezvous.values.questions import FromConversation, Wanted
 
 

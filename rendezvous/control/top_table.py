@@ -7,9 +7,9 @@ look. A rank that is slower than the others has a lower share than they have: th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import Standing, standings
 from rendezvous.values.cause_text import counted
@@ -17,10 +17,6 @@ from rendezvous.values.durations import short_duration
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import RankSeen
 from rendezvous.values.rank_view import RankPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
 
 _KIB, _UNITS = 1024.0, "BKMGTP"
 _SHORT = {RankPhase.COMMUNICATE: "comm", RankPhase.EVALUATION: "evaluate"}

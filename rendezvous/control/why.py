@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import grpc.aio
 from rendezvous.codec import decode
 from rendezvous.control.ctl_text import cause_dict, printable_lines
 from rendezvous.control.formats import as_dict, is_for_programs, show
-from rendezvous.control.service import BadArgument, NoSuchJob, job_named
+from rendezvous.control.service import BadArgument, Caller, NoSuchJob, Service, job_named
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.cause_text import cause_from_json, code_of_cause, described
 from rendezvous.values.cause_text import ranks as ranks_text
@@ -27,9 +28,6 @@ from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
-
-    from rendezvous.control.service import Caller, Service
 
 
 # The story of a failure as text: what failed, the evidence, what was decided, how long each part took. Pure.

@@ -8,15 +8,12 @@ times, so the smallest share is taken from the latest report of each.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.rank_time import JobTime, NodeTime, RankTime, TimeSpent, TimeState, sum_of
 from rendezvous.values.rank_view import Repeat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _SHORTEST_S = 1e-3  # a report so soon after the one before says nothing about shares
 

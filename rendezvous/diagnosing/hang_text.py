@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rendezvous.values.cause_text import place_of
 from rendezvous.values.cause_text import ranks as ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rendezvous.diagnosing.waits import Call, Waits
     from rendezvous.values.rank_view import Collective, RankReport
 

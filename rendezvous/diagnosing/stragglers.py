@@ -18,6 +18,7 @@ two middle values is used. So with three ranks, a rank is not reported if anothe
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import PhaseTimes, Slowness, SlowRank, StragglerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rendezvous.values.types import StragglerRule
 
 WINDOWS_TO_NAME = 3  # in a row

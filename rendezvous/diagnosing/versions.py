@@ -8,13 +8,12 @@ is the version of the first of these nodes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rendezvous.values.types import World
 
 _NODES_NAMED = 4

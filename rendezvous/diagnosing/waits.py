@@ -15,16 +15,11 @@ rank counts as missing only if no other rank of the call is missing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.rank_view import MAX_GROUPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from rendezvous.values.rank_view import Collective, GroupView, RankReport
+from rendezvous.values.rank_view import MAX_GROUPS, Collective, GroupView, RankReport
 
 MEMBERS_READ = 1 << 20  # of one group; a longer list is ignored
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # a rank may finish before all have entered

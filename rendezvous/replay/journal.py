@@ -21,14 +21,13 @@ import re
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.values.contracts import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from rendezvous.replay.records import Machine, Scribe
     from rendezvous.values.types import AgentId
 

@@ -20,10 +20,11 @@ A fingerprint is a checksum of the effects without their texts, because a replay
 from __future__ import annotations
 
 import json
-from dataclasses import field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import Field, field, fields
 from hashlib import blake2b
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from rendezvous.rounds.orders import DRAINED
@@ -32,10 +33,6 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES, TimeSpent
 from rendezvous.values.rows import Decoder, RowEncoder, all_fields, classes, texts_of
 from rendezvous.values.types import AgentId, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from dataclasses import Field
 
 # --- records ---------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
 from rendezvous.rounds.orders import consider_growth
@@ -46,13 +46,7 @@ from rendezvous.values.job_state import (
 )
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.text_limits import NAME
-from rendezvous.values.types import FailureClass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts, RestartBudget
-
+from rendezvous.values.types import AgentId, Assignment, FailureClass, JobSpec, NodeFacts, RestartBudget
 
 # The name of each field of the spec in messages: the option that sets it, if there is one.
 KNOWN_AS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words, no_longer
@@ -17,24 +17,17 @@ from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
     AgentLost,
+    Event,
     NodeHealth,
     PhaseTimesReported,
 )
-from rendezvous.values.job_state import Phase, world_nodes
+from rendezvous.values.job_state import JobState, Phase, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent  # the codec reads these annotations
 from rendezvous.values.rows import Decoder, RowEncoder, all_fields
 from rendezvous.values.text_limits import Sentence
-from rendezvous.values.types import FailureClass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rendezvous.values.events import Event
-    from rendezvous.values.job_state import JobState
-    from rendezvous.values.types import Decision
-
+from rendezvous.values.types import Decision, FailureClass
 
 # The figures of a job over time, for the charts of the page, also after its end. Pure.
 #

@@ -32,13 +32,11 @@ from rendezvous.rounds.stopping import rank_failed
 from rendezvous.values.contracts import NO_PROGRESS
 from rendezvous.values.events import Accused, Examine, Tell
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.job_state import Examination, JobState, Phase, Result, Stage, world_of
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.job_state import Examination, JobState, Member, Phase, Result, Stage, world_of
+from rendezvous.values.types import Cause, FailureClass, Placement
 
 if TYPE_CHECKING:
-    from rendezvous.values.job_state import Member
     from rendezvous.values.rank_view import RankReport
-    from rendezvous.values.types import Placement
 
 ANSWER_WITHIN_S = 2.0
 TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # if an agent does not answer and the finding is not certain

@@ -19,17 +19,20 @@ may be a failure that is not healed in place, or no rank may be parked. Then it 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.job_state import JobState, Phase
-from rendezvous.values.types import Cause, Decision, FailureClass, PolicyAction, Recover
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rendezvous.values.types import JobSpec, RestartBudget
+from rendezvous.values.types import (
+    Cause,
+    Decision,
+    FailureClass,
+    JobSpec,
+    PolicyAction,
+    Recover,
+    RestartBudget,
+)
 
 NOBODY_IS_LEFT = "no paused rank is left"
 

@@ -6,18 +6,18 @@ An order that restarts the world does not use the restart budget.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
 from rendezvous.rounds.healing import obstacle_to_order
 from rendezvous.rounds.policy import growth, plan_restart, restarts_spent, room_to_grow
 from rendezvous.rounds.sealing import checkpoint_request, gather, last_call, tell_progress
 from rendezvous.rounds.stopping import order_stop
-from rendezvous.values.events import Notice, Persist, Tell
+from rendezvous.values.events import Effect, HealReady, Notice, Persist, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.job_state import (
     Exclusion,
     JobState,
+    Member,
     Phase,
     Result,
     is_live,
@@ -25,13 +25,7 @@ from rendezvous.values.job_state import (
     world_nodes,
     world_of,
 )
-from rendezvous.values.types import Cause, Decision, DecisionKind, Recover, ScaleUp
-
-if TYPE_CHECKING:
-    from rendezvous.values.events import Effect, HealReady
-    from rendezvous.values.job_state import Member
-    from rendezvous.values.types import AgentId
-
+from rendezvous.values.types import AgentId, Cause, Decision, DecisionKind, Recover, ScaleUp
 
 DRAINED = "drained by an operator: "
 

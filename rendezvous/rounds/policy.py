@@ -8,8 +8,8 @@ the job if --failure-policy says so for the true cause, or it excludes a node.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
 from rendezvous.values.cause_text import counted, described
@@ -20,16 +20,13 @@ from rendezvous.values.types import (
     Decision,
     DecisionKind,
     FailureClass,
+    JobSpec,
+    Outcome,
     PolicyAction,
     Reached,
+    RestartBudget,
     ScaleUp,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rendezvous.values.types import JobSpec, Outcome, RestartBudget
-
 
 # Failures that count against the node on which they happen. An exception of the script does not.
 _NODE_FAULTS = (

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rendezvous.diagnosing import goodput, versions
 from rendezvous.rounds import healing
 from rendezvous.rounds.policy import first_cause_order, first_of, restarts_spent
 from rendezvous.values.contracts import CRASH_LOOP, ENDED_BY_ORDER, INTERRUPTED, TRY_AGAIN
 from rendezvous.values.events import (
+    AgentJoined,
     Assigned,
     CheckpointRequested,
     Ended,
@@ -49,12 +51,14 @@ from rendezvous.values.job_state import (
 )
 from rendezvous.values.rank_time import StragglerState
 from rendezvous.values.types import (
+    AgentId,
     Assignment,
     Cause,
     Decision,
     DecisionKind,
     FailureClass,
     JobSpec,
+    NodeFacts,
     Outcome,
     Placement,
     Recover,
@@ -62,14 +66,8 @@ from rendezvous.values.types import (
     World,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from rendezvous.values.events import AgentJoined
-    from rendezvous.values.types import AgentId, JobSpec, NodeFacts
-
-    Candidate = tuple[AgentId, NodeFacts]
-    NaturalKey = tuple[tuple[int, int, str], ...]
+Candidate = tuple[AgentId, NodeFacts]
+NaturalKey = tuple[tuple[int, int, str], ...]
 
 
 _STORE_TIMEOUT_S = 600.0  # to open the store; a longer --join-timeout counts instead

@@ -7,13 +7,14 @@ seals the next generation from the nodes that are left, or waits for a replaceme
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import explained
 from rendezvous.diagnosing.stragglers import nodes_to_exclude
 from rendezvous.rounds import healing, policy
 from rendezvous.rounds.policy import (
+    Verdict,
     as_consequence,
     counts_against_node,
     decide,
@@ -37,7 +38,7 @@ from rendezvous.rounds.sealing import (
     waiting,
 )
 from rendezvous.values.cause_text import counted
-from rendezvous.values.events import Notice, Persist, Stop, Tell
+from rendezvous.values.events import AgentStopped, Effect, Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.job_state import (
     FAILURES_KEPT,
@@ -59,13 +60,6 @@ from rendezvous.values.types import (
     Outcome,
     StragglerPolicy,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rendezvous.rounds.policy import Verdict
-    from rendezvous.values.events import AgentStopped, Effect
-
 
 # --- reports -----------------------------------------------------------------------------------------
 

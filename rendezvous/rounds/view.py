@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.event_log import Past, TimePoint
 from rendezvous.rounds.policy import outcome_text
-from rendezvous.values.job_state import Phase, present, world_nodes
+from rendezvous.values.job_state import JobState, Member, Phase, present, world_nodes
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime
 from rendezvous.values.text_limits import Sentence, ShortenedSentence
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rendezvous.values.job_state import JobState, Member
 
 _UNKNOWN = Past()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,11 @@ import grpc
 import grpc.aio
 
 from rendezvous.codec import HEARTBEAT, PROGRESS, BadMessage, read_from_agent, to_agent_bytes
-from rendezvous.values.events import AgentJoined, AgentLeft
+from rendezvous.values.events import AgentJoined, AgentLeft, FromAgent
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rendezvous.session_replay import Redirect
-    from rendezvous.values.events import FromAgent
     from rendezvous.values.types import AgentId
 
 

@@ -12,13 +12,8 @@ longer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rendezvous.store.protocol import ValuesFull
+from rendezvous.store.protocol import Store, ValuesFull
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from rendezvous.store.protocol import Store
 
 _UNSEEN_PARTS = 14  # of the history, a time that this process has not seen is at most one
 _STEPS = 100  # the store is told of an age when it has grown by a part of the history

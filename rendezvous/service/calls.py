@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,15 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from rendezvous.access.auth import Denied, Reason, peer_name
+from rendezvous.access.auth import Denied, Gate, Identity, Reason, Refusals, Right, peer_name
 from rendezvous.codec import BadMessage
-from rendezvous.service.agent_stream import Counts, LimitReached, Rates, StreamAborted
+from rendezvous.service.agent_stream import Counts, LimitReached, Rates, ServiceLimits, StreamAborted
 from rendezvous.service.owner import OwnedByOther
 from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError, ValuesFull
 from rendezvous.values.contracts import OWNER_METADATA, VERSION, VERSION_METADATA, version_in, with_releases
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from rendezvous.access.auth import Gate, Identity, Refusals, Right
     from rendezvous.metrics import Metrics
-    from rendezvous.service.agent_stream import ServiceLimits
 
 _log = logging.getLogger("rendezvous")
 _CALL_S = 60.0  # timeout of a call, besides the wait that it asks for

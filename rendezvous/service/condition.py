@@ -6,13 +6,12 @@ import asyncio
 import os
 import resource
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rendezvous.access.secret import ends_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from rendezvous.metrics import Metrics
 
 _CAS = ("client_ca", "store_cacert")

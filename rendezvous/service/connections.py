@@ -21,13 +21,11 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heapreplace
 from ipaddress import IPv6Address, ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
 
 Peer = tuple[str, int]  # address and port
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,37 +19,34 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from rendezvous.access.auth import Right
+from rendezvous.access.auth import Gate, Identity, Right
 from rendezvous.codec import BadMessage, question_message, read_answer, to_agent_bytes
-from rendezvous.replay.journal import journal_of, name_of
+from rendezvous.replay.journal import Journal, Journals, journal_of, name_of
 from rendezvous.rounds.admission import trains
 from rendezvous.rounds.event_log import Past, decode_past, encode_past
 from rendezvous.rounds.sealing import fitted
-from rendezvous.rounds.view import summary_of
+from rendezvous.rounds.view import JobSummary, summary_of
 from rendezvous.service import waiting_jobs
-from rendezvous.service.agent_stream import AgentStream, Allowance, Counts, LimitReached, StreamAborted
+from rendezvous.service.agent_stream import (
+    AgentStream,
+    Allowance,
+    Counts,
+    LimitReached,
+    ServiceLimits,
+    StreamAborted,
+)
 from rendezvous.service.ages import Ages
-from rendezvous.service.calls import NotFound, count_open
+from rendezvous.service.calls import Calls, NotFound, count_open
 from rendezvous.service.owner import CATCH_UP_S, DELAYED_S, JobOwner, OpenJob, OwnedByOther
 from rendezvous.session_replay import Redirect
-from rendezvous.store.protocol import VALUE_BYTES, OwnershipLost, StoreError, ValuesFull
-from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
+from rendezvous.store.protocol import VALUE_BYTES, JobStore, OwnershipLost, Store, StoreError, ValuesFull
+from rendezvous.values.events import AgentLost, Assigned, Event, Notice, Refused, ToAgent, Waiting
 from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.questions import CannotAnswer, Present, Remark, RestartTimes
+from rendezvous.values.questions import CannotAnswer, Present, Remark, RestartTimes, Told, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from rendezvous.access.auth import Gate, Identity
     from rendezvous.metrics import Metrics
-    from rendezvous.replay.journal import Journal, Journals
-    from rendezvous.rounds.view import JobSummary
-    from rendezvous.service.agent_stream import ServiceLimits
-    from rendezvous.service.calls import Calls
-    from rendezvous.store.protocol import JobStore, Store
-    from rendezvous.values.events import Event, ToAgent
-    from rendezvous.values.questions import Told, Wanted
     from rendezvous.values.types import AgentId
 
 

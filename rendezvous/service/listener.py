@@ -22,13 +22,13 @@ import logging
 import os
 import resource
 import socket
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable
 
 _log = logging.getLogger("rendezvous")
 

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rendezvous.access.auth import Right
+from rendezvous.access.auth import Gate, Identity, Right
 from rendezvous.access.secret import NAME
 from rendezvous.codec import BadMessage, answer_message, encode, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.agent_stream import Counts, LimitReached, ServiceLimits
-from rendezvous.service.calls import NotFound, NotNow, count_open
-from rendezvous.service.jobs import ask
-from rendezvous.service.owner import OwnedByOther
+from rendezvous.service.calls import Calls, NotFound, NotNow, count_open
+from rendezvous.service.jobs import Job, Jobs, ask
+from rendezvous.service.owner import OwnedByOther, Watcher
 from rendezvous.values.events import (
+    Event,
     JobAborted,
     JobResized,
     NodeDrained,
     NodeResumed,
     RestartOrdered,
 )
-from rendezvous.values.job_state import Phase
+from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.questions import (
     ACTS,
     MOST_WAIT_S,
@@ -34,19 +36,11 @@ from rendezvous.values.questions import (
     DrillWanted,
     ProfileWanted,
     Remark,
+    Wanted,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-
-    from rendezvous.access.auth import Gate, Identity
     from rendezvous.rounds.event_log import LoggedEvent
-    from rendezvous.service.calls import Calls
-    from rendezvous.service.jobs import Job, Jobs
-    from rendezvous.service.owner import Watcher
-    from rendezvous.values.events import Event
-    from rendezvous.values.job_state import JobState
-    from rendezvous.values.questions import Wanted
     from rendezvous.values.types import AgentId
 
 

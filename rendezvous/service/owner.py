@@ -26,6 +26,7 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,25 +41,23 @@ from rendezvous.rounds.admission import (
     trains,
 )
 from rendezvous.rounds.event_log import EventLine, LoggedEvent, Past, Series, lines, point_of
-from rendezvous.store.protocol import Conflict
+from rendezvous.store.protocol import Conflict, JobStore
 from rendezvous.values.events import (
     AgentHeard,
     DeadlineReached,
+    Effect,
+    Event,
     Persist,
     RankTimesReported,
     SetDeadline,
     Tell,
+    ToAgent,
 )
 from rendezvous.values.job_state import JobState, Phase, member_of
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.questions import REMARKS, RestartTimes
+from rendezvous.values.questions import REMARKS, Remark, RestartTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from rendezvous.store.protocol import JobStore
-    from rendezvous.values.events import Effect, Event, ToAgent
-    from rendezvous.values.questions import Remark
     from rendezvous.values.types import AgentId
 
 

@@ -15,6 +15,7 @@ import resource
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cache
@@ -28,6 +29,7 @@ from rendezvous.access.auth import (
     Certificates,
     Denied,
     Gate,
+    Identity,
     Reason,
     Refusals,
     Right,
@@ -51,7 +53,7 @@ from rendezvous.service.agent_stream import (
 )
 from rendezvous.service.calls import Calls, NotFound, count_open
 from rendezvous.service.connections import Connections
-from rendezvous.service.jobs import RESERVED, Conversations, Jobs
+from rendezvous.service.jobs import RESERVED, Conversations, Job, Jobs
 from rendezvous.service.operations import Operations
 from rendezvous.service.owner import OwnedByOther
 from rendezvous.session_replay import Redirect
@@ -61,12 +63,8 @@ from rendezvous.values.events import AgentJoined, Refused
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from rendezvous.access.auth import Identity
     from rendezvous.access.secret import Secret
     from rendezvous.replay.journal import Journals
-    from rendezvous.service.jobs import Job
     from rendezvous.store.protocol import Store, Values
 
 

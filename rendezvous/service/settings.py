@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -15,7 +16,6 @@ from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
 ENV = "DDP_RENDEZVOUS_"
 

@@ -6,13 +6,10 @@ nodes start scripts of different names, or if one of them has another ID, two jo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SIMILAR = 0.6
 _NAMED = 3

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rendezvous.service.listener import Listener, Places, listen_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rendezvous.access.auth import Reason
 
 _REQUEST_S = 5.0

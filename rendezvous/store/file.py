@@ -15,26 +15,24 @@ import os
 import queue
 import sqlite3
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from rendezvous.store.protocol import (
     Conflict,
+    JobStore,
     Notices,
+    Ownership,
     Packer,
     SoleOwnership,
     StoreError,
     Value,
+    Values,
     check_count,
     check_key,
     check_value,
 )
 from rendezvous.values.job_state import JobState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rendezvous.store.protocol import JobStore, Ownership, Values
-
 
 _LAYOUT = 1
 _APPLICATION = 0x64647072

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
 
 import _ddp_launch_entry as doors
 from rendezvous.store.protocol import (
     Conflict,
+    JobStore,
     Notices,
+    Ownership,
     SoleOwnership,
+    Store,
     StoreError,
     Value,
+    Values,
     check_count,
     check_key,
     check_value,
 )
 from rendezvous.values.error_codes import Code
 from rendezvous.values.job_state import JobState
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
-
-    from rendezvous.store.protocol import JobStore, Ownership, Store, Values
 
 # --- in memory -------------------------------------------------------------------------------------
 #

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,8 +27,6 @@ from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from rendezvous.values.job_state import JobState
 
 

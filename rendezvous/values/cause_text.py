@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.error_codes import Code
-from rendezvous.values.events import RefusalKind
+from rendezvous.values.events import RefusalKind, Refused
 from rendezvous.values.rank_view import RankPhase
-from rendezvous.values.types import Cause, DecisionKind, Doubt, FailureClass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rendezvous.values.events import Refused
-    from rendezvous.values.types import Outcome
+from rendezvous.values.types import Cause, DecisionKind, Doubt, FailureClass, Outcome
 
 # --- as text ---------------------------------------------------------------------------------------
 #

@@ -9,10 +9,8 @@ history, and a replay sees the same order.
 from __future__ import annotations
 
 from binascii import crc32
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar, overload
 
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")

@@ -5,18 +5,16 @@ The service passes questions and answers on. It does not interpret them, apart f
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.text_limits import ShortenedSentence, TextLimit
 from rendezvous.values.types import AgentId
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Answerer = Callable[["Wanted"], Awaitable["Told"]]
+Answerer = Callable[["Wanted"], Awaitable["Told"]]
 
 MOST_LOG_BYTES = 512 * 1024  # of one answer
 MOST_WAIT_S = 600.0  # for an answer

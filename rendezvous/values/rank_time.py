@@ -5,16 +5,13 @@ The time of a rank begins when its agent starts, and ends when the agent ends. d
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 from rendezvous.values.durations import duration_text
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import NO_REPEAT, Repeat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # --- times -----------------------------------------------------------------------------------------
 

@@ -11,17 +11,15 @@ The encoders and decoders are built once per class.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from rendezvous.values.frozen_map import FrozenMap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Schema = dict[str, tuple[str, ...]]
 _UNIONS = (UnionType, Union)  # the second one, if a part is Annotated

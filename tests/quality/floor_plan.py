@@ -420,10 +420,10 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 68_162
-MOST_HOUSE_FILES = 309
-MOST_WING_LINES = 18_010
-MOST_WING_FILES = 95
+MOST_HOUSE_LINES = 67_504
+MOST_HOUSE_FILES = 286
+MOST_WING_LINES = 17_850
+MOST_WING_FILES = 88
 # The tests, and of these what is no file of tests. Both may only fall; the goals are 68,000 and 20,000.
 MOST_TEST_LINES = 90_898
 MOST_TEST_SUPPORT_LINES = 30_730

@@ -19,8 +19,8 @@ import torch
 
 from ddp.elastic import commits
 from ddp.elastic.files import dcp, part_file
-from ddp.elastic.files.dcp import StoredPlace, StoredRegion, Table, TensorEntry, UnreadableMetadata
-from ddp.elastic.files.folders import open_folder
+from ddp.elastic.files.dcp import Fragment, StoredPlace, StoredRegion, Table, TensorEntry, UnreadableMetadata
+from ddp.elastic.files.folders import Folder, open_folder
 from ddp.elastic.files.part_file import FOOTER_BYTES, FileIndex, read_again
 from ddp.elastic.images import leaves
 from ddp.elastic.images.image import DamagedImage, dtype_of, head_of, read_plain
@@ -29,8 +29,6 @@ from ddp.telemetry.coded import CodedError
 if TYPE_CHECKING:
     import os
 
-    from ddp.elastic.files.dcp import Fragment
-    from ddp.elastic.files.folders import Folder
     from ddp.elastic.images.leaves import Region
 
 

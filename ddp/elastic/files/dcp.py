@@ -6,14 +6,12 @@ import io
 import pickle
 import struct
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp.elastic.images import leaves
 from ddp.telemetry.coded import CodedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # --- the file .metadata ----------------------------------------------------------------------------
 #

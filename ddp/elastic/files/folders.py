@@ -10,17 +10,14 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ddp.elastic import commits
 from ddp.elastic.images import kept_images
 from ddp.telemetry.coded import WrongValue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # --- on disk ---------------------------------------------------------------------------------------
 #

@@ -19,12 +19,13 @@ import pickle
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp.elastic.files import dcp
-from ddp.elastic.files.dcp import StoredPlace, StoredRegion, Table, TensorEntry, key_of
+from ddp.elastic.files.dcp import Names, StoredPlace, StoredRegion, Table, TensorEntry, key_of
 from ddp.elastic.images.image import (
     DamagedImage,
     Image,
@@ -39,9 +40,6 @@ from ddp.elastic.images.image import (
 from ddp.elastic.images.leaves import Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ddp.elastic.files.dcp import Names
     from ddp.elastic.files.folders import Folder
 
 # --- a tensor as torch.save stores it --------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from array import array
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,6 @@ from ddp.groups import core_arguments
 from ddp.telemetry import torch_api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from ddp.elastic.images.leaves import Leaf

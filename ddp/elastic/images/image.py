@@ -20,6 +20,7 @@ import json
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,6 @@ from ddp.groups import core_arguments
 from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
 
 # --- checksums -------------------------------------------------------------------------------------

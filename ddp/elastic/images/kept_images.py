@@ -26,15 +26,13 @@ import shutil
 import stat
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp.telemetry.coded import CodedError
 from ddp.telemetry.contracts import SCRATCH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 # --- pages -----------------------------------------------------------------------------------------
 #

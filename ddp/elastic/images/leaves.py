@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -23,8 +24,6 @@ from ddp.telemetry import torch_api
 from ddp.telemetry.coded import WrongValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from torch.distributed.tensor import DTensor
 
 _MARK = "\0tensor "
