@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from recordings import ENVIRONMENTS, answer, variables
@@ -40,42 +40,6 @@ def test_as_under_torchrun(which: str, options: tuple[str, ...], tmp_path: Path)
         assert sorted(name for name in found if name.startswith("DDP_")) == list(_OURS)
         ours = variables(found, written(tmp_path, "python")["environment"])
         assert ours == torchruns
-
-
-_DRAWS = """
-import json, multiprocessing, os, random, sys, tempfile, uuid
-import numpy, torch
-draws = {
-    "random": random.random(),
-    "numpy": numpy.random.rand(),
-    "generator": numpy.random.default_rng().random(),
-    "uuid": str(uuid.uuid4()),
-    "file": tempfile.mktemp(),
-    "key": multiprocessing.current_process().authkey.hex(),
-    "torch": torch.initial_seed(),
-    "torch draw": torch.rand(1).item(),
-    "threads": torch.get_num_threads(),
-    "interop": torch.get_num_interop_threads(),
-    "dtype": str(torch.get_default_dtype()),
-    "grad": torch.is_grad_enabled(),
-}
-json.dump(draws, open(f"{sys.argv[1]}.{os.environ.get('RANK', '0')}.json", "w"))
-"""
-_ITS_OWN = ("random", "numpy", "generator", "uuid", "file", "key", "torch", "torch draw")
-
-
-def test_ranks_draw_as_fresh_processes_do(tmp_path: Path) -> None:
-    script(tmp_path, _DRAWS)
-    python("train.py", "fresh", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"}).ok()
-    ddp_launch("train.py", "ours", cwd=tmp_path, nproc=2).ok()
-    fresh, first, second = (written(tmp_path, *which) for which in (("fresh",), ("ours", 0), ("ours", 1)))
-    for name in _ITS_OWN:
-        assert len({draw[name] for draw in (fresh, first, second)}) == 3, name
-    rest: list[dict[str, Any]] = [
-        {name: value for name, value in draws.items() if name not in _ITS_OWN}
-        for draws in (fresh, first, second)
-    ]
-    assert rest[0] == rest[1] == rest[2]
 
 
 @pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])

@@ -1,125 +1,29 @@
-"""Schemas of what cert-manager and the Prometheus operator read: the part of their APIs that our manifests use.
-
-Written by hand, so that a field that is misspelt, or that we have never used before, is refused until somebody has
-looked it up. All that is allowed here was held against the definitions that both projects had published by August 2026.
-"""
+"""Validates objects that cert-manager and the Prometheus operator read, by the schemas of custom_resources.yaml."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import yaml
 
-Schema = dict[str, Any]
-
-_TEXT: Schema = {"type": "string", "minLength": 1}
-_SPAN = {"type": "string", "pattern": r"^(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$", "minLength": 2}
-_HOURS = {"type": "string", "pattern": r"^\d+h(\d+m)?$"}  # as Go reads it: it knows no days
-_LABELS = {"type": "object", "additionalProperties": {"type": "string"}}
-
-
-def _object(required: str, **properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "required": required.split(),
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items, "minItems": 1}
-
-
-_SELECTOR = _object("matchLabels", matchLabels=_LABELS)
-_USAGES = {"enum": ["server auth", "client auth", "digital signature"]}
-
-_SPECS: dict[str, tuple[str, Schema]] = {
-    "Certificate": (
-        "cert-manager.io/v1",
-        _object(
-            "secretName commonName issuerRef privateKey duration renewBefore",
-            secretName=_TEXT,
-            commonName={"type": "string", "minLength": 1, "maxLength": 64},
-            dnsNames=_list({"type": "string", "pattern": r"^(\*\.)?[a-z0-9.-]+$"}),
-            ipAddresses=_list({"type": "string", "pattern": r"^[0-9.]+$"}),
-            isCA={"type": "boolean"},
-            usages=_list(_USAGES),
-            duration=_HOURS,
-            renewBefore=_HOURS,
-            privateKey=_object(
-                "algorithm size rotationPolicy",
-                algorithm={"enum": ["RSA", "ECDSA", "Ed25519"]},
-                size={"enum": [256, 384, 521, 2048, 4096, 8192]},
-                rotationPolicy={"enum": ["Never", "Always"]},
-            ),
-            issuerRef=_object(
-                "name kind group", name=_TEXT, kind={"enum": ["Issuer", "ClusterIssuer"]}, group=_TEXT
-            ),
-        ),
-    ),
-    "Issuer": (
-        "cert-manager.io/v1",
-        {
-            "oneOf": [
-                _object("selfSigned", selfSigned=_object("")),
-                _object("ca", ca=_object("secretName", secretName=_TEXT)),
-            ]
-        },
-    ),
-    "ServiceMonitor": (
-        "monitoring.coreos.com/v1",
-        _object(
-            "selector endpoints",
-            selector=_SELECTOR,
-            endpoints=_list(_object("port", port=_TEXT, path=_TEXT, interval=_SPAN)),
-        ),
-    ),
-    "PodMonitor": (
-        "monitoring.coreos.com/v1",
-        _object(
-            "selector podMetricsEndpoints",
-            selector=_SELECTOR,
-            podMetricsEndpoints=_list(_object("port", port=_TEXT, path=_TEXT, interval=_SPAN)),
-        ),
-    ),
-    "PrometheusRule": (
-        "monitoring.coreos.com/v1",
-        _object(
-            "groups",
-            groups=_list(
-                _object(
-                    "name rules",
-                    name=_TEXT,
-                    rules=_list(
-                        _object(
-                            "alert expr for labels annotations",
-                            **{"alert": _TEXT, "expr": _TEXT, "for": _SPAN},
-                            labels=_LABELS,
-                            annotations=_LABELS,
-                        )
-                    ),
-                )
-            ),
-        ),
-    ),
-}
-KINDS = frozenset(_SPECS)
-_METADATA = _object("name", name=_TEXT, namespace=_TEXT, labels=_LABELS)
+_SCHEMAS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+KINDS = frozenset(_SCHEMAS["kinds"])
 
 
 @cache
 def _validator(kind: str) -> jsonschema.Draft202012Validator:
-    version, spec = _SPECS[kind]
-    whole = _object(
-        "apiVersion kind metadata spec",
-        apiVersion={"const": version},
-        kind={"const": kind},
-        metadata=_METADATA,
-        spec=spec,
-    )
-    return jsonschema.Draft202012Validator(whole)
+    of_kind = _SCHEMAS["kinds"][kind]
+    properties = {
+        "apiVersion": {"const": of_kind["apiVersion"]},
+        "kind": {"const": kind},
+        "metadata": _SCHEMAS["metadata"],
+        "spec": of_kind["spec"],
+    }
+    whole = {"type": "object", "required": [*properties], "properties": properties}
+    return jsonschema.Draft202012Validator({**whole, "additionalProperties": False})
 
 
 def validate(found: dict[str, Any]) -> None:

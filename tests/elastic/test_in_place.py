@@ -47,7 +47,6 @@ DEATHS = {
     [
         ("ours", "shm"),
         ("torch", "gloo"),
-        pytest.param("fsdp2", "shm", marks=needs_reset_of_fsdp),
         *(
             pytest.param(*each, marks=pytest.mark.nightly)
             for each in (
@@ -56,7 +55,10 @@ DEATHS = {
                 ("torch", "shm"),
             )
         ),
-        pytest.param("fsdp2", "gloo", marks=(pytest.mark.nightly, needs_reset_of_fsdp)),
+        *(
+            pytest.param("fsdp2", each, marks=(pytest.mark.nightly, needs_reset_of_fsdp))
+            for each in ("shm", "gloo")
+        ),
     ],
 )
 def test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed_run(
@@ -180,6 +182,12 @@ def test_between_two_commits_no_step_is_lost_or_done_twice(
     assert told.digests() == calm.digests()
 
 
+@pytest.mark.nightly(
+    instead=(
+        "::test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed_run",
+        "shell/test_heals.py::test_the_others_keep_their_processes_when_two_are_killed_at_once",
+    )
+)
 def test_two_die_at_once_and_then_another_one_while_the_job_heals(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
 ) -> None:

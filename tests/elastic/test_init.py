@@ -98,7 +98,7 @@ def test_alone() -> None:
         ("", {}, {"shm", "gloo"}),
         pytest.param("", {"DDP_NATIVE": "0"}, {"gloo"}, marks=pytest.mark.nightly),
         pytest.param("", {"DDP_BACKEND": "gloo"}, {"gloo"}, marks=pytest.mark.nightly),
-        ("'gloo', timeout=50", {"DDP_BACKEND": "fake"}, {"gloo"}),
+        pytest.param("'gloo', timeout=50", {"DDP_BACKEND": "fake"}, {"gloo"}, marks=pytest.mark.nightly),
     ],
 )
 def test_launched(tmp_path: Path, asked: str, env: dict[str, str], backends: set[str]) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 NIGHTLY = pytest.mark.nightly(
     instead=(
         "::test_one_of_four_nodes_is_lost",
-        "::test_other_kinds_of_shards",
         "wings/redundancy/test_recovery.py",
         "wings/redundancy/test_protecting.py",
     )
@@ -69,19 +68,16 @@ def test_one_of_four_nodes_is_lost(train: Callable[..., Told]) -> None:
     expect_the_same(told, undisturbed(train, 4), [3])
 
 
+@NIGHTLY
 @pytest.mark.parametrize(
-    ("model", "nproc", "redundancy", "lost"),
-    [
-        ("hsdp", 4, "code:3+1", [1]),
-        pytest.param("hsdp", 4, "code:2+2", [0, 2], marks=pytest.mark.nightly),  # both copies of a shard
-    ],
+    ("redundancy", "lost"),
+    [("code:3+1", [1]), ("code:2+2", [0, 2])],  # the second: both copies of a shard
 )
-def test_other_kinds_of_shards(
-    train: Callable[..., Told], model: str, nproc: int, redundancy: str, lost: list[int]
+def test_shards_of_which_several_nodes_have_copies(
+    train: Callable[..., Told], redundancy: str, lost: list[int]
 ) -> None:
-    """Shards of which several nodes have copies."""
-    told = lose(train, nproc, {1: (3, lost)}, redundancy, model)
-    expect_the_same(told, undisturbed(train, nproc, model), [3])
+    told = lose(train, 4, {1: (3, lost)}, redundancy, "hsdp")
+    expect_the_same(told, undisturbed(train, 4, "hsdp"), [3])
 
 
 @NIGHTLY

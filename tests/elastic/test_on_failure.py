@@ -222,7 +222,7 @@ optimizer = Own(model.parameters(), torch.optim.SGD, lr=0.1)
     ("optimizer", "named"),
     [
         ("optimizer = torch.optim.SGD(fully_shard(model).parameters())", "FSDPModule|DTensor"),
-        (SHARDED, "with ZeroRedundancyOptimizer each rank"),
+        pytest.param(SHARDED, "with ZeroRedundancyOptimizer each rank", marks=pytest.mark.nightly),
     ],
     ids=["shards", "a class of its own"],
 )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from authority import Authority
-from launched import eventually
 from served import LOST_ANSWER, Service, agents, join_bytes, serving, soon
 
 from rendezvous.access.auth import Grant, Role, add_key, new_grant_id, read_keys, sign
@@ -137,30 +136,6 @@ def test_a_token_is_for_its_jobs(keys: str) -> None:
         soon(story(started))
 
 
-def test_an_agent_that_is_turned_away_exits_with_77_and_hears_why(service: Service, keys: str) -> None:
-    async def told(options: ClientOptions, spec: JobSpec = JOB) -> Refused:
-        async with agents(service.endpoint, spec, ["x"], options) as (x,):
-            return await x.expect(Refused)
-
-    async def story() -> None:
-        expired = token(keys, "agent", for_s=0.0)
-        for options, spec, words in (
-            (ClientOptions(), JOB, "requires a token"),
-            (ClientOptions(token=expired), JOB, "the token expired"),
-            (
-                ClientOptions(token=token(keys, "viewer")),
-                JOB,
-                "role viewer does not permit to join jobs",
-            ),
-            (ClientOptions(token=token(keys, "agent")), OTHER, "not for job 'team-b-1'"),
-        ):
-            refused = await told(options, spec)
-            assert refused.exit_code == 77
-            assert words in refused.reason
-
-    soon(story())
-
-
 def test_secrets_are_in_no_log(keys: str) -> None:
     async def story(good: str) -> None:
         async with agents(service.endpoint, JOB, ["a"], ClientOptions(token=good)) as (a,):
@@ -183,60 +158,6 @@ def test_a_key_in_a_file_that_others_may_read_is_no_secret(tmp_path: Path) -> No
     assert command("key", str(path)).stderr == ""
     path.chmod(0o640)
     assert f"chmod 600 {path}" in command("key", str(path)).stderr
-
-
-def test_a_key_that_is_taken_away_takes_its_tokens_with_it(tmp_path: Path) -> None:
-    path = str(tmp_path / "keys")
-    add_key(path)
-    old = token(path, "agent")
-    add_key(path)
-    new = token(path, "agent")
-    lines = (tmp_path / "keys").read_text().splitlines(keepends=True)
-
-    async def told(endpoint: str, word: str) -> type:
-        async with agents(endpoint, JOB, ["a"], ClientOptions(token=word)) as (a,):
-            async with asyncio.timeout(60):
-                return type(await a.session.receive())
-
-    with serving("--token-keys", path) as service:
-        assert [soon(told(service.endpoint, word)) for word in (old, new)] == [Waiting, Waiting]
-    (tmp_path / "keys").write_text(lines[1])
-    with serving("--token-keys", path) as service:
-        assert [soon(told(service.endpoint, word)) for word in (old, new)] == [Refused, Waiting]
-
-
-def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None:
-    """A file that cannot be used is passed over: the keys stay as they were."""
-    path = tmp_path / "keys"
-    add_key(str(path))
-    old = token(str(path), "agent")
-
-    async def told(endpoint: str, word: str) -> type:
-        async with agents(endpoint, JOB, ["a"], ClientOptions(token=word)) as (a,):
-            async with asyncio.timeout(60):
-                return type(await a.session.receive())
-
-    def soon_told(word: str, wanted: type) -> None:
-        eventually(lambda: soon(told(service.endpoint, word)) is wanted)
-
-    with serving("--token-keys", str(path)) as service:
-        add_key(str(path))
-        new = token(str(path), "agent")
-        soon_told(new, Waiting)
-        soon_told(old, Waiting)
-        path.chmod(0o644)
-        path.write_text("nonsense\n")
-        passed_over = "cannot reload the key file"
-        eventually(lambda: soon(told(service.endpoint, new)) and any(passed_over in x for x in service.log))
-        soon_told(new, Waiting)
-        path.unlink()
-        add_key(str(path))
-        newest = token(str(path), "agent")
-        soon_told(newest, Waiting)
-        soon_told(old, Refused)
-        soon_told(new, Refused)
-        path.write_text("# the last one was taken out: nobody is let in by it, though there is no other\n")
-        soon_told(newest, Refused)
 
 
 def test_a_token_is_never_sent_unencrypted() -> None:
@@ -343,37 +264,6 @@ def test_a_service_whose_certificate_has_expired_is_not_trusted(authority: Autho
         refused = soon(attempt(service.endpoint, options))
         assert refused.exit_code == 77
         assert "certificate has expired" in refused.reason
-
-
-@needs_openssl
-def test_mutual_tls_lets_in_whom_the_authority_knows(authority: Authority) -> None:
-    certificate, key = authority.issue("server")
-    member = authority.issue("member")
-    stranger = Authority(authority.folder, "other").issue("stranger")
-    expired = authority.issue("expired", days=-1)
-    asked = ("--tls-cert", certificate, "--tls-key", key, "--client-ca", authority.certificate)
-    with serving(*asked) as service:
-
-        def told(pair: tuple[str, str], give_up_s: float = 0.3) -> Any:
-            options = ClientOptions(
-                tls=True,
-                ca_file=authority.certificate,
-                certificate_file=pair[0],
-                key_file=pair[1],
-                give_up_s=give_up_s,
-            )
-            return soon(attempt(service.endpoint, options))
-
-        assert isinstance(told(member, 60.0), Waiting)
-        for pair, words in (
-            (stranger, "rejected the client certificate"),
-            (expired, "rejected the client certificate"),
-            (("", ""), "requires a client certificate"),
-            ((member[0], expired[1]), "cannot be used with the certificate in"),
-        ):
-            refused = told(pair)
-            assert refused.exit_code == 77
-            assert words in refused.reason
 
 
 @needs_openssl

@@ -72,6 +72,18 @@ def same_start(make: Callable[[], nn.Module]) -> nn.Module:
     return make()
 
 
+def in_backward(
+    trial: Trial, make: Callable[[], nn.Module], work: Callable[[Any, int], None], **options: Any
+) -> None:
+    """The whole case is one call of `work`, whose forwards do not fail."""
+    module = same_start(make)
+    with Course(trial, module) as course:
+        model = trial.wrap(module, **options)
+        course.point = "backward"
+        work(model, trial.rank)
+        course.ends(module, work)
+
+
 @same("raised RuntimeError in the second step")
 def an_output_left_out_in_every_step(trial: Trial) -> None:
     module = same_start(Two)
@@ -135,34 +147,22 @@ def a_static_graph_with_an_output_left_out(trial: Trial) -> None:
 
 @same(SILENT)
 def two_backwards_of_one_forward(trial: Trial) -> None:
-    module = same_start(Mlp)
-
     def work(m: Any, rank: int) -> None:
         out = m(trial.data(4, 8, rank=rank))
         square(out).backward(retain_graph=True)
         out.sum().backward()
 
-    with Course(trial, module) as course:
-        model = trial.wrap(module)
-        course.point = "backward"
-        work(model, trial.rank)
-        course.ends(module, work)
+    in_backward(trial, Mlp, work)
 
 
 @same(SILENT)
 def two_forwards_then_their_backwards(trial: Trial) -> None:
-    module = same_start(Mlp)
-
     def work(m: Any, rank: int) -> None:
         losses = [square(m(trial.data(4, 8, step=step, rank=rank))) for step in range(2)]
         for loss in losses:
             loss.backward()
 
-    with Course(trial, module) as course:
-        model = trial.wrap(module)
-        course.point = "backward"
-        work(model, trial.rank)
-        course.ends(module, work)
+    in_backward(trial, Mlp, work)
 
 
 class Repeated(nn.Module):
@@ -179,30 +179,18 @@ class Repeated(nn.Module):
 
 @same((SILENT, "raised RuntimeError in backward"))
 def a_layer_checkpointed_twice_and_reentrant(trial: Trial) -> None:
-    module = same_start(Repeated)
-
     def work(m: Any, rank: int) -> None:
         square(m(trial.data(3, 6, rank=rank).requires_grad_())).backward()
 
-    with Course(trial, module) as course:
-        model = trial.wrap(module)
-        course.point = "backward"
-        work(model, trial.rank)
-        course.ends(module, work)
+    in_backward(trial, Repeated, work)
 
 
 @same("raised RuntimeError in backward")
 def checkpointed_twice_with_find_unused(trial: Trial) -> None:
-    module = same_start(Repeated)
-
     def work(m: Any, rank: int) -> None:
         square(m(trial.data(3, 6, rank=rank).requires_grad_())).backward()
 
-    with Course(trial, module) as course:
-        model = trial.wrap(module, find_unused_parameters=True)
-        course.point = "backward"
-        work(model, trial.rank)
-        course.ends(module, work)
+    in_backward(trial, Repeated, work, find_unused_parameters=True)
 
 
 class SparseUnused(nn.Module):
@@ -259,16 +247,11 @@ def a_sparse_embedding_and_a_rank_without_input(trial: Trial) -> None:
 @better(torch=SILENT, ours=RIGHT)
 def two_sparse_gradients_with_common_values(trial: Trial) -> None:
     """Autograd gives both the same values tensor; divided in place, each would be divided twice."""
-    module = same_start(Shared)
 
     def work(m: Any, rank: int) -> None:
         square(m((torch.arange(4) * (rank + 1)) % 5)).backward()
 
-    with Course(trial, module) as course:
-        model = trial.wrap(module)
-        course.point = "backward"
-        work(model, trial.rank)
-        course.ends(module, work)
+    in_backward(trial, Shared, work)
 
 
 class Failing(torch.autograd.Function):

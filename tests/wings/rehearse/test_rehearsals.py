@@ -89,6 +89,9 @@ def test_a_generator_that_is_not_kept_is_named(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "report" / "report.html").read_text()
 
 
+@pytest.mark.nightly(
+    instead=("::test_a_generator_that_is_not_kept_is_named", "wings/rehearse/test_comparison.py")
+)
 def test_a_state_loses_nothing(tmp_path: Path) -> None:
     (folder := tmp_path / "Ann's runs").mkdir()
     (own := folder / "notes" / "best.txt").parent.mkdir()
@@ -102,7 +105,7 @@ def test_a_state_loses_nothing(tmp_path: Path) -> None:
     assert "no difference" in said
 
 
-@pytest.mark.nightly(instead="wings/rehearse/test_rehearsals.py::test_a_state_loses_nothing")
+@pytest.mark.nightly(instead="::test_a_generator_that_is_not_kept_is_named")
 @pytest.mark.parametrize("fault", ["kill-0", "freeze", "slow", "nan", "disk", "sigterm"])
 def test_each_fault_of_one_node_is_played(tmp_path: Path, fault: str) -> None:
     _code, found, said = rehearse(tmp_path, KEPT, "--play", fault)
@@ -117,7 +120,7 @@ def test_each_fault_of_one_node_is_played(tmp_path: Path, fault: str) -> None:
         assert (played["verdict"], played["lost_steps"]) == ("same", 0), said
 
 
-@pytest.mark.nightly(instead="wings/rehearse/test_rehearsals.py::test_a_state_loses_nothing")
+@pytest.mark.nightly(instead="::test_a_generator_that_is_not_kept_is_named")
 @pytest.mark.parametrize("fault", ["node", "freeze-node", "network"])
 def test_each_fault_of_two_nodes_is_played(tmp_path: Path, fault: str) -> None:
     """The generators of a node are lost with it."""
@@ -129,7 +132,7 @@ def test_each_fault_of_two_nodes_is_played(tmp_path: Path, fault: str) -> None:
     assert (played["exit_code"], played["lost_steps"]) == (0, 0), said
 
 
-@pytest.mark.nightly(instead="wings/rehearse/test_rehearsals.py::test_a_state_loses_nothing")
+@pytest.mark.nightly(instead="::test_a_generator_that_is_not_kept_is_named")
 @pytest.mark.parametrize(
     "words", [("minimal.py",), ("train_elastic.py", "--epochs", "1", "--samples", "640")]
 )

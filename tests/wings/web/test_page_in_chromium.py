@@ -187,6 +187,7 @@ while True:
 """
 
 
+@pytest.mark.nightly(instead=("core/test_stragglers.py", "shell/test_node_health.py"))
 def test_a_rank_that_the_others_wait_for_is_marked_in_all_views(browser: Browser, tmp_path: Path) -> None:
     """All ranks take as long per step. Their own times differ."""
     words = ("--web", "--nproc-per-node", "3", "--rdzv-id", "slow", "--preflight", "off", "SCRIPT")
