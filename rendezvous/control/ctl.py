@@ -65,8 +65,8 @@ def contents() -> str:
 
 def _for_terminals(section: str) -> str:
     section = re.sub(r"\[[\w-]+\]\(([\w-]+)\.md\)", r"ddp-launch docs \1", section)
-    section = re.sub(r"^(Why it happens|What to do):\n", r"\1:", section, flags=re.MULTILINE)
-    return "\n".join(map(_filled, section.rstrip("\n").split("\n")))
+    section = section.replace("\n\n- ", "\n\nWhat to do:\n- ", 1).rstrip("\n")
+    return "\n".join(map(_filled, re.sub(r"(?<=\S)\n *(?=[^\s-]|--)", " ", section).split("\n")))
 
 
 def _filled(line: str) -> str:
