@@ -92,28 +92,32 @@ def merged(old: Iterable[Column], new: Iterable[Column]) -> list[Column]:
 
 
 def rendered(columns: Sequence[Column], cases: Sequence[Case] = CASES) -> str:
-    """The table as Markdown, with a numbered note for each reason."""
-    notes: list[str] = []
-    heads = [f"{column.torch.partition('+')[0]}" for column in columns]
-    lines = [
-        "| torch | " + " | ".join(heads) + " |",
-        "|---|" + "---|" * len(columns),
-        "| Python | " + " | ".join(column.python for column in columns) + " |",
-    ]
-    for case in cases:
-        cells = [_cell(column.results.get(case.name, Result(NOT_RUN)), notes) for column in columns]
-        lines.append(f"| {case.name} | " + " | ".join(cells) + " |")
-    listed = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
-    shows = ["| case | what it shows |", "|---|---|", *(f"| {case.name} | {case.shows} |" for case in cases)]
-    return "\n".join([*lines, "", *listed, *([""] if listed else []), *shows])
+    """The releases and the outcome of each case, as Markdown."""
+    pythons: dict[str, list[str]] = {}
+    for column in columns:
+        pythons.setdefault(column.torch.partition("+")[0], []).append(column.python)
+    releases: dict[str, list[str]] = {}
+    for torch, tried in pythons.items():
+        releases.setdefault(", ".join(tried), []).append(torch)
+    named = [f"torch {', '.join(torches)} with Python {tried}" for tried, torches in releases.items()]
+    rows = [f"| {case.name} | {case.shows} | {_outcome(case, columns)} |" for case in cases]
+    return "\n".join(
+        [f"Tried: {'; '.join(named)}.", "", "| case | what it shows | |", "|---|---|---|", *rows]
+    )
 
 
-def _cell(result: Result, notes: list[str]) -> str:
-    if not result.reason:
-        return result.outcome
-    if result.reason not in notes:
-        notes.append(result.reason)
-    return f"{result.outcome} ({notes.index(result.reason) + 1})"
+def _outcome(case: Case, columns: Sequence[Column]) -> str:
+    """That of most releases, behind those that differ."""
+    found: dict[Result, list[str]] = {}
+    for column in columns:
+        found.setdefault(column.results.get(case.name, Result(NOT_RUN)), []).append(column.wish)
+    most = max(found, key=lambda result: len(found[result]), default=Result(NOT_RUN))
+    others = [f"{_told(result, ' with ' + ', '.join(found[result]))}; " for result in found if result != most]
+    return "".join([*others, _told(most, " with all others" if others else "")])
+
+
+def _told(result: Result, where: str) -> str:
+    return f"{result.outcome}{where}" + (f": {result.reason}" if result.reason else "")
 
 
 def to_json(columns: Iterable[Column]) -> list[dict[str, Any]]:
