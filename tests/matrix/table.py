@@ -93,16 +93,10 @@ def merged(old: Iterable[Column], new: Iterable[Column]) -> list[Column]:
 
 def rendered(columns: Sequence[Column], cases: Sequence[Case] = CASES) -> str:
     """The releases and the outcome of each case, as Markdown."""
-    pythons: dict[str, list[str]] = {}
-    for column in columns:
-        pythons.setdefault(column.torch.partition("+")[0], []).append(column.python)
-    releases: dict[str, list[str]] = {}
-    for torch, tried in pythons.items():
-        releases.setdefault(", ".join(tried), []).append(torch)
-    named = [f"torch {', '.join(torches)} with Python {tried}" for tried, torches in releases.items()]
+    releases = ", ".join(column.wish for column in columns)
     rows = [f"| {case.name} | {case.shows} | {_outcome(case, columns)} |" for case in cases]
     return "\n".join(
-        [f"Tried: {'; '.join(named)}.", "", "| case | what it shows | |", "|---|---|---|", *rows]
+        [f"torch and Python: {releases}.", "", "| case | what it shows | |", "|---|---|---|", *rows]
     )
 
 
