@@ -46,6 +46,7 @@ class Track:
     began: float = 0.0
     ended: float = 0.0
     processes: int = 1
+    begun_from: tuple[str, ...] = ()  # what was saved after a failure, for its next processes
 
 
 def track(processes: Iterable[Iterable[Mapping[str, Any]]]) -> Track:
@@ -54,12 +55,15 @@ def track(processes: Iterable[Iterable[Mapping[str, Any]]]) -> Track:
     final: Mapping[str, str] = {}
     lines: dict[str, str] = {}
     wrote: dict[tuple[str, str, bool], None] = {}
+    begun_from: list[str] = []
     problem, times, number = "", [], -1
     for number, records in enumerate(processes):
         final = {}
         for each in records:
             times.append(each["at"])
             match each["kind"]:
+                case "process" if each.get("began_from"):
+                    begun_from.append(each["began_from"])
                 case "step":
                     kept = {name: each[name] for name in (*_FIELDS, "generators")}
                     steps.append({**kept, "process": number, "values": [], "done_at": None})
@@ -77,7 +81,8 @@ def track(processes: Iterable[Iterable[Mapping[str, Any]]]) -> Track:
                     problem = each["text"]
     made = tuple(RecordedStep(**each) for each in steps)
     began, ended = (min(times), max(times)) if times else (0.0, 0.0)
-    return Track(made, final, lines, tuple(wrote), problem, began, ended, number + 1)
+    files = (tuple(wrote), problem, began, ended, number + 1, tuple(begun_from))
+    return Track(made, final, lines, *files)
 
 
 # --- which step it is ------------------------------------------------------------------------------

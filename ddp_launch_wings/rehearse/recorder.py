@@ -2,7 +2,7 @@
 
 The file of a process has one JSON object per line:
 
-    process   who it is: rank, generation, size of the world
+    process   who it is: rank, generation, size of the world, and what `ddp.resume_path()` is
     step      before an optimizer step: digests of weights and optimizer, learning rates; and, as they were before the
               forward pass, digests of the inputs and of the random generators
     done      after it
@@ -39,6 +39,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddp.telemetry.contracts import (
     GENERATION,
     REHEARSAL,
+    RESUME_PATH,
     RING_AT,
     STATUS_PAGE,
     VALUES_AT,
@@ -62,7 +63,9 @@ def install() -> None:
     for owner, name in ((torch, "manual_seed"), (torch, "save")):
         _around(owner, name, recorder.guarded(lambda *_given, name=name: recorder.note_line(name)))
     sys.addaudithook(recorder.guarded(recorder.on_audit))
-    atexit.register(recorder.guarded(recorder.finish))
+    finish = recorder.guarded(recorder.finish)
+    atexit.register(finish)
+    _around(os, "_exit", lambda code: None if code else finish())
 
 
 def _around(owner: Any, name: str, before: Callable[..., None]) -> None:
@@ -94,7 +97,8 @@ class RankRecorder:
         self._ring = _Ring()
         names = ("RANK", "WORLD_SIZE", GENERATION)
         rank, size, generation = (int(os.environ.get(name, "0")) for name in names)
-        self._write("process", rank=rank, size=size, generation=generation)
+        began = os.environ.get(RESUME_PATH, "")
+        self._write("process", rank=rank, size=size, generation=generation, began_from=began)
 
     def guarded(self, function: Callable[..., None]) -> Callable[..., None]:
         """An error here ends the recording, and not the script."""
@@ -119,6 +123,7 @@ class RankRecorder:
             self._models.append(model)
         if torch.is_grad_enabled() and not self._before:  # of several micro-batches the first
             self.note_line("forward")
+            self._write_values()
             self._before = {"inputs": _digest(_tensors(inputs)), "generators": _generators()}
             self._fault.at(self._count + 1, "forward")
 
@@ -167,6 +172,8 @@ class RankRecorder:
         self._write("wrote", path=path, where=where, appends=appends)
 
     def finish(self) -> None:
+        """Once, at the end: `os._exit` may follow the functions of `atexit`."""
+        self._is_off = True
         self._write_values()
         found: dict[str, str] = {}
         for model in self._models:

@@ -82,8 +82,8 @@ def rehearse(asked: Asked, tell: Callable[[str], None]) -> Rehearsal:
     first = _Stage(asked, "undisturbed-1", None).run(tell)
     _check(first)
     again = _Stage(asked, "undisturbed-2", None).run()
-    unstable = {each.path for each in compared_files(first.files, again.files)}
-    first, again = (_without(each, unstable) for each in (first, again))
+    unstable, is_stable = _stable(first, again)
+    first, again = (_without(each, is_stable) for each in (first, again))
     ranks, steps = len(first.tracks), min(len(each.steps) for each in first.tracks)
     played: list[Compared] = []
     skipped = []
@@ -98,7 +98,7 @@ def rehearse(asked: Asked, tell: Callable[[str], None]) -> Rehearsal:
                 (play.kind.name, f"rank {play.rank} did not reach step {play.step} ({run.folder})")
             )
             continue
-        played.append(compare(first, _without(run, unstable)))
+        played.append(compare(first, _without(run, is_stable)))
     return Rehearsal(
         asked.script, asked.seed, first, compare(first, again), tuple(played), tuple(skipped), tuple(unstable)
     )
@@ -124,15 +124,31 @@ def _check(run: Run) -> None:
         )
 
 
-def _without(run: Run, paths: set[str]) -> Run:
-    """Without files that differ between undisturbed runs, and others of a folder whose names differ."""
-    folders = {os.path.dirname(path) for path in paths}
-    kept = {
-        path: content
-        for path, content in run.files.items()
-        if path not in paths and os.path.dirname(path) not in folders - {""}
-    }
-    return replace(run, files=kept)
+def _stable(first: Run, again: Run) -> tuple[set[str], Callable[[str], bool]]:
+    """The files that differ between undisturbed runs, and which paths may be compared.
+
+    Where the names in a folder differ, as with names that contain the time, only those that both runs have.
+    """
+    unstable = {each.path for each in compared_files(first.files, again.files)}
+    one, other = ({part for path in run.files for part in _parts(path)} for run in (first, again))
+    wild = {os.path.dirname(part) for part in one ^ other}
+
+    def is_stable(path: str) -> bool:
+        known = (part in one & other or os.path.dirname(part) not in wild for part in _parts(path))
+        return path not in unstable and all(known)
+
+    return unstable, is_stable
+
+
+def _parts(path: str) -> Iterator[str]:
+    """The path, and the folders that it is in."""
+    while path:
+        yield path
+        path = os.path.dirname(path)
+
+
+def _without(run: Run, is_stable: Callable[[str], bool]) -> Run:
+    return replace(run, files={path: content for path, content in run.files.items() if is_stable(path)})
 
 
 def _bytes_of(run: Run) -> int:
@@ -165,7 +181,7 @@ class _Stage:
     def run(self, tell: Callable[[str], None] | None = None) -> Run:
         os.makedirs(self._record)
         left_out = {os.path.join(os.getcwd(), path) for path in self._asked.compare}
-        mirror = _Mirror()
+        self._mirror = mirror = _Mirror()
         mirror.make(os.getcwd(), self._work, left_out | {self._asked.out})
         if tell is not None and (linked := mirror.linked):
             more = f" and {len(linked) - 3} more" if len(linked) > 3 else ""
@@ -332,18 +348,22 @@ class _Stage:
             for path, line, _appends in each.wrote
             if not path.startswith((self._folder, self._asked.out)) and os.path.isfile(path)
         }
-        files = dict(_files(self._work, self._asked.compare))
+        handed_on = {os.path.relpath(path, self._work) for each in tracks for path in each.begun_from}
+        written = _written(self._work, self._mirror.copied)
+        files = {path: content for path, content in written if not {*_parts(path)} & handed_on}
         return Run(self._play, code, seconds, parts, said, tracks, files, tuple(shared.items()), self._folder)
 
 
 class _Mirror:
     """Copies what is in a folder, so that a script which writes there does not write to the user's files.
 
-    Linked are sources, which a script only reads, and what is large, hidden or too much. `linked` has the large ones.
+    Linked are sources, which a script only reads, and what is large, hidden or too much. `linked` has the large ones,
+    `copied` the size and time of each copy.
     """
 
     def __init__(self) -> None:
         self.linked: list[str] = []
+        self.copied: dict[str, tuple[int, int]] = {}
         self._bytes, self._entries = _MOST_COPIED, _MOST_ENTRIES
 
     def make(self, source: str, target: str, left_out: set[str]) -> None:
@@ -359,6 +379,7 @@ class _Mirror:
                 self.make(entry.path, at, left_out)
             elif not is_link and entry.is_file() and self._has_room(entry.stat().st_size):
                 shutil.copy2(entry.path, at)
+                self.copied[at] = _stamp(at)
             else:
                 os.symlink(entry.path, at)
                 if not is_link and not entry.name.startswith("."):
@@ -413,14 +434,18 @@ def _story(path: str) -> tuple[dict[str, float], str]:
     return parts, said
 
 
-def _files(work: str, wanted: Sequence[str]) -> Iterator[tuple[str, str | bytes]]:
-    for each in wanted:
-        top = os.path.join(work, each)
-        paths = [top] if os.path.isfile(top) else []
-        paths += [f"{folder}/{name}" for folder, _, names in os.walk(top) for name in names]
-        for path in paths:
-            if not os.path.islink(path):
+def _written(work: str, copied: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str | bytes]]:
+    """What the run has made or changed, by relative path. Hidden files and compiled sources belong to tools."""
+    for folder, inner, names in os.walk(work):
+        inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
+        for path in (os.path.join(folder, name) for name in names if not name.startswith(".")):
+            if os.path.isfile(path) and not os.path.islink(path) and copied.get(path) != _stamp(path):
                 yield os.path.relpath(path, work), _content(path)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
 
 
 def _content(path: str) -> str | bytes:
@@ -502,8 +527,9 @@ differed first, and why. Give the script few steps.
   --play FAULT[,...]   what to play (default: {",".join(faults.USUAL)}); all: everything
   --seed N             chooses ranks, steps and moments (default: 0)
   --at-step N          play each fault in this step
-  --compare PATH[,...] files and folders that the script writes, relative to the
-                       current folder. Each run begins without them
+  --compare PATH[,...] files and folders of the current folder that the script
+                       writes: each run begins without them. What the script
+                       makes anew or changes is compared in any case
   --out DIR            a new folder for the report (default: rehearsal-TIME)
   --limit TIME         for one run (default: 10m)
   --json               print values for programs

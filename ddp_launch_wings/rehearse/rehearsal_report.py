@@ -175,9 +175,10 @@ def sentences(found: Rehearsal, each: Compared) -> list[str]:
     if each.verdict == "failed":
         return [*rows, f"output: {each.run.folder}"]
     if each.verdict == "same":
-        rows.append(
-            "no difference: logged values, files and weights at the end are those of the undisturbed run"
-        )
+        kept = "logged values, files and weights at the end"
+        if each.weights is None:
+            kept = "all steps, logged values and files"
+        rows.append(f"no difference: {kept} are those of the undisturbed run")
     elif each.run.play.kind.name == "nan":
         rows += _nan_words(each)
     else:
