@@ -20,6 +20,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ class WatchedRun:
         self.ended: dict[int, float] = {}
 
     def __enter__(self) -> WatchedRun:
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+        )  # `timeout` leaves nothing behind
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._folder = _folder(self._fixed_folder)
         self._pipe, self._gate = self._fifo("stamps"), self._fifo("gate")

@@ -68,7 +68,7 @@ from launcher.wiring import (
 from rendezvous.signals import SignalWatch
 from rendezvous.values.cause_text import signal_name
 from rendezvous.values.contracts import TRY_AGAIN
-from rendezvous.values.events import AgentStopped, FromAgent, Refused
+from rendezvous.values.events import AgentStopped, FromAgent, Refused, Waiting
 from rendezvous.values.questions import LOGS_ARE_IN, Remark
 from rendezvous.values.types import Assignment, StoreAddress
 
@@ -272,6 +272,8 @@ class Agent:
         while True:
             message = await self._parts.connection.session.receive()
             self._events.put_nowait(message)
+            if isinstance(message, Waiting) and message.imports and self._spec.learn_imports:
+                self._zygotes.zygote.learn(message.imports)
 
     def isolated(self, reason: str) -> None:
         self._events.put_nowait(Isolated(reason))
@@ -345,6 +347,8 @@ class Agent:
                 self._events.put_nowait(StoreLost(generation, words))
             case messages.Signalled(signum, local_rank):
                 self._parent_signals.sent(signum, local_rank)
+            case messages.Learned(names):
+                self._parts.time.learned(names)
             case Late(variables, file):
                 self._report_late_variables(variables, file)
             case messages.SweepDone(generation):

@@ -19,7 +19,7 @@ from rendezvous.rounds import hang_examination, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
 from rendezvous.rounds.orders import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
-from rendezvous.rounds.sealing import end_incomplete_round, seal, store_timeout_s, tell_progress
+from rendezvous.rounds.sealing import end_incomplete_round, seal, store_timeout_s, tell_progress, waiting
 from rendezvous.rounds.stopping import (
     abort,
     finish_if_all_did,
@@ -66,10 +66,13 @@ from rendezvous.values.job_state import (
     member_of,
     present,
     spec_of,
+    standing_by,
     world_nodes,
     world_of,
 )
 from rendezvous.values.types import AgentId, StragglerPolicy
+
+_MOST_IMPORTS = 8  # agents report three modules
 
 
 def step(state: JobState, event: Event, now: float) -> Result:
@@ -227,7 +230,12 @@ def _rank_times_reported(state: JobState, event: RankTimesReported) -> Result:
     if member is None or len(event.ranks) > member.facts.nproc:
         return state, ()
     time = goodput.reported(state.time, event.agent.node, event.agent.incarnation, event.ranks)
-    return replace(state, time=time), ()
+    state = replace(state, time=time)
+    imports = tuple(dict.fromkeys((*state.imports, *event.imports)))[:_MOST_IMPORTS]
+    if imports == state.imports or state.phase is not Phase.RUNNING:
+        return state, ()
+    state = replace(state, imports=imports)
+    return state, tuple(Tell(each.agent, waiting(state, each)) for each in standing_by(state))
 
 
 def _node_health(state: JobState, event: NodeHealth, now: float) -> Result:

@@ -6,7 +6,7 @@ launcher/health/time_ledger.py divides the time. This module tells it what happe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from launcher.exchange import AgentPhase, AgentStep, Isolated, RankEnded, Supervision
@@ -53,6 +53,7 @@ class TimeWatch(RankWatcher):
         self._ledgers = [TimeLedger(began)] * nproc
         self._divided = TimeState()
         self._state: Supervision | None = None
+        self._imports: set[str] = set()
 
     # --- what happens --------------------------------------------------------------------------------
 
@@ -111,6 +112,11 @@ class TimeWatch(RankWatcher):
             return None
         return self._boundary.called("reading a status page", lambda: self._pages.view(local_rank), None)
 
+    def learned(self, names: Iterable[str]) -> None:
+        """All ranks have begun to import these modules."""
+        self._imports.update(names)
+        self.look()
+
     # --- reports -------------------------------------------------------------------------------------
 
     def before_sending(self, message: FromAgent) -> None:
@@ -127,7 +133,7 @@ class TimeWatch(RankWatcher):
         if state is None or state.assignment is None or not state.assignment.wants_times:
             return  # a service of the release before rejects a message that it does not know
         if ranks and state.phase is not AgentPhase.DONE:
-            self._send(RankTimesReported(state.agent, ranks))
+            self._send(RankTimesReported(state.agent, ranks, tuple(sorted(self._imports))))
 
     def _take(self) -> tuple[RankTime, ...]:
         """The time until now. Of the ranks of this node, it is also divided as the service divides that of all."""

@@ -23,7 +23,7 @@ from launcher.settings.import_path import import_path, script_folder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.template import messages, tree
 from launcher.template.import_variables import FIXED_BY_IMPORT, FIXED_NATIVELY
-from launcher.template.messages import Keep, Order, Report, Signal, Spawn, SweepOrder
+from launcher.template.messages import Keep, Learn, Order, Report, Signal, Spawn, SweepOrder
 
 _TEMPLATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "template")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -163,6 +163,10 @@ class Zygote:
 
     def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
         self._send(SweepOrder(generation, patience_s, tuple(kept)))
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Import what the ranks of other nodes have imported, before this node has any."""
+        self._send(Learn(tuple(names)))
 
     def await_end(self, timeout_s: float) -> int | None:
         """Wait until the process has ended. Return its wait status; None after the timeout, or if it is unknown."""

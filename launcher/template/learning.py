@@ -13,6 +13,9 @@ shares with the zygote, and wakes the zygote. When all ranks have noted the same
 variables. What the import leaves behind besides its modules is taken back. A zygote in another folder than its ranks
 does not import it, because torch._dynamo keeps the name of the folder.
 
+A node that stands by has no ranks. Its zygote imports what the ranks of other nodes have imported, if they have done so
+without changed variables in the folder where they started. The launcher passes it on.
+
 During an import, which takes a second, a request to the zygote waits.
 """
 
@@ -26,7 +29,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from json import dumps, loads  # as they are now: a script may replace them
 from typing import Any, NamedTuple
@@ -35,6 +38,7 @@ from . import cgroup, forking
 
 _DYNAMO = "torch._dynamo"
 _OURS = "ddp"
+_PASSED_ON = (_DYNAMO, _OURS, "ddp.elastic")  # to nodes that stand by: with these come all others
 _NOTE_BYTES = 1 << 16
 _SPARE_BYTES = 2 << 30  # imports take memory that the ranks may need
 
@@ -105,14 +109,22 @@ class Learner:
     def __init__(self) -> None:
         self._notes: dict[int, Notes] = {}
         self._given_up: set[str] = set()
+        self._passed_on: set[str] = set()
 
     def rank_starts(self, local_rank: int) -> Notes:
         """Return what the rank notes in. The notes of ranks that continue stay."""
         self._notes[local_rank] = Notes()
         return self._notes[local_rank]
 
-    def turn(self) -> None:
-        """Import what all ranks have begun to import in the same way."""
+    def learn_beforehand(self, names: Iterable[str]) -> None:
+        """As ranks on other nodes have. Once ranks have started here, they decide."""
+        for name in names if not self._notes else ():
+            noted = Noted(name, {}, os.getcwd())
+            if is_known(name) and name not in sys.modules and _is_possible(noted):
+                self._learn(noted)
+
+    def turn(self) -> tuple[str, ...]:
+        """Import what all ranks have begun to import in the same way. Return what other nodes may import, once."""
         noted = [each.read() for each in self._notes.values()]
         for name in noted[0] if noted else ():
             if name in sys.modules or name in self._given_up or not all(name in each for each in noted):
@@ -122,6 +134,10 @@ class Learner:
                 self._learn(first)
             else:
                 self._given_up.add(name)
+        given = (name for name in _PASSED_ON if name in sys.modules and name not in self._passed_on)
+        found = tuple(name for name in given if noted and all(_is_plain(each.get(name)) for each in noted))
+        self._passed_on.update(found)
+        return found
 
     def _learn(self, noted: Noted) -> None:
         forking.arrange()  # the libraries that are loaded from now on belong to the script
@@ -131,6 +147,10 @@ class Learner:
             except Exception:  # the script may handle it
                 self._given_up.add(noted.name)
         forking.freeze_garbage()
+
+
+def _is_plain(noted: Noted | None) -> bool:
+    return noted is not None and not noted.changed and noted.folder == os.getcwd()
 
 
 def _is_possible(noted: Noted) -> bool:

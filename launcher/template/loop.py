@@ -27,6 +27,8 @@ from .messages import (
     Keep,
     KeeperEnded,
     Keeping,
+    Learn,
+    Learned,
     Ready,
     Signal,
     Signalled,
@@ -126,8 +128,8 @@ class Loop:
             if self._sweeper.is_due:
                 self._sweeper.sweep(len(self._keepers))
             self._keepers.turn()
-            if self._learner is not None:
-                self._learner.turn()
+            if self._learner is not None and (names := self._learner.turn()):
+                self._tell(Learned(names))
             self._tell_late()
 
     def _patience_ms(self) -> float | None:
@@ -152,6 +154,8 @@ class Loop:
                 self._keep(order)
             case Signal(signum, ranks):
                 self._signal(signum, ranks)
+            case Learn(names) if self._learner is not None:
+                self._learner.learn_beforehand(names)
             case SweepOrder() as order:
                 self._keepers.give_up()
                 kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)

@@ -57,6 +57,12 @@ class SweepOrder(NamedTuple):
     kept: tuple[int, ...] = ()
 
 
+class Learn(NamedTuple):
+    """Import what ranks on other nodes of the job have imported, if this zygote has not started a rank yet."""
+
+    names: tuple[str, ...]
+
+
 class Ready(NamedTuple):
     reason: str  # why the zygote is not warm, if it should be
 
@@ -111,8 +117,14 @@ class Late(NamedTuple):
     file: str  # which seems to set them; "": not known
 
 
-Order = Spawn | Keep | Signal | SweepOrder
-Report = Ready | Started | Exited | Keeping | KeeperEnded | SweepDone | Signalled | Late
+class Learned(NamedTuple):
+    """All ranks have begun to import these modules, with the variables and in the folder of their start."""
+
+    names: tuple[str, ...]
+
+
+Order = Spawn | Keep | Signal | SweepOrder | Learn
+Report = Ready | Started | Exited | Keeping | KeeperEnded | SweepDone | Signalled | Late | Learned
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
@@ -123,6 +135,7 @@ _KINDS: dict[str, Callable[..., Message]] = {
         Keep,
         Signal,
         SweepOrder,
+        Learn,
         Ready,
         Started,
         Exited,
@@ -131,6 +144,7 @@ _KINDS: dict[str, Callable[..., Message]] = {
         SweepDone,
         Signalled,
         Late,
+        Learned,
     )
 }
 

@@ -360,10 +360,12 @@ class NodeHealth(_message.Message):
     def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ..., is_asked: bool = ...) -> None: ...
 
 class RankTimesReported(_message.Message):
-    __slots__ = ("ranks",)
+    __slots__ = ("ranks", "imports")
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    IMPORTS_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedCompositeFieldContainer[RankTime]
-    def __init__(self, ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ...) -> None: ...
+    imports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ..., imports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Examined(_message.Message):
     __slots__ = ("generation", "reports")
@@ -374,16 +376,18 @@ class Examined(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("reason", "present", "wanted", "stands_by")
+    __slots__ = ("reason", "present", "wanted", "stands_by", "imports")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     STANDS_BY_FIELD_NUMBER: _ClassVar[int]
+    IMPORTS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     present: int
     wanted: int
     stands_by: bool
-    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ..., stands_by: bool = ...) -> None: ...
+    imports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ..., stands_by: bool = ..., imports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "exit_code", "retryable", "kind", "disagreement")

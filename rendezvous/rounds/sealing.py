@@ -290,7 +290,7 @@ def waiting(state: JobState, member: Member) -> Waiting:
         return Waiting(f"{node} is excluded: {exclusion.reason}", here, target, stands_by=True)
     if state.phase is not Phase.FORMING:
         reason = f"the job runs without this node; the node {_role_of_standby(state)}"
-        return Waiting(reason, here, target, stands_by=True)
+        return Waiting(reason, here, target, stands_by=True, imports=state.imports)
     if here >= state.min_nodes and state.generation:
         wait_s = spec_of(state).shrink_after_s
         shrinks = f"if none joins within {wait_s:g} s, the job continues with fewer nodes"

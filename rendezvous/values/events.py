@@ -150,6 +150,9 @@ class RankTimesReported:
 
     agent: AgentId
     ranks: tuple[RankTime, ...]
+    imports: tuple[
+        Words, ...
+    ] = ()  # modules that all its ranks have begun to import, without changed variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ class Waiting:
     present: int
     wanted: int
     stands_by: bool = False  # a long wait: a world runs without this node, or no service answers
+    imports: tuple[Words, ...] = ()  # what the ranks of that world have imported
 
 
 class RefusalKind(StrEnum):

@@ -175,6 +175,9 @@ class JobState:
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT
     outcome: Outcome | None = None
     timers: Timers = Timers()
+    imports: tuple[str, ...] = field(
+        default=(), metadata=NOT_KEPT
+    )  # that ranks have begun, for standby nodes
     examination: Examination | None = field(default=None, metadata=NOT_KEPT)
     last_seen: FrozenMap[str, tuple[RankReport, ...]] = field(
         default=EMPTY, metadata=NOT_KEPT

@@ -19,6 +19,7 @@ from rendezvous.values.events import (
     Ended,
     Persist,
     RanksFinished,
+    RankTimesReported,
     RefusalKind,
     Refused,
     Stop,
@@ -236,6 +237,18 @@ def test_scale_up_never_keeps_the_newcomer_standing_by() -> None:
         )
     ]
     assert story.fails("a", 0).stop("a").nodes() == ["a"]
+
+
+def test_a_node_that_stands_by_is_told_once_what_ranks_have_imported() -> None:
+    story = Story(spec(1, 1)).joins("a").passes(2).runs().joins("b")
+    began = RankTimesReported(agent("a"), (), ("ddp", "torch._dynamo"))
+    (told,) = story.happens(began).told("b")
+    assert isinstance(told, Waiting)
+    assert (told.stands_by, told.imports) == (True, ("ddp", "torch._dynamo"))
+    assert not story.happens(began).told("b")
+    (newer,) = story.joins("c").told("c")
+    assert isinstance(newer, Waiting)
+    assert newer.imports == told.imports
 
 
 def test_scale_up_on_restart() -> None:

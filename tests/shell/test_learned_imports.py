@@ -31,11 +31,11 @@ for rank, text in enumerate(sys.argv[2:]):
         os._exit(0)
     os.waitpid(pid, 0)
 before = dict(os.environ)
-mine.turn()
-mine.turn()
+passed_on = [*mine.turn(), *mine.turn()]
+mine.learn_beforehand(["torch._dynamo"])  # not with ranks
 learned = sys.modules.get("torch._dynamo")
 assert dict(os.environ) == before
-print(json.dumps([learned is not None, getattr(learned, "VALUE", None), "somebody" in sys.modules]))
+print(json.dumps([learned is not None, getattr(learned, "VALUE", None), "somebody" in sys.modules, passed_on]))
 """
 SMALL = """
 import os
@@ -43,18 +43,34 @@ VALUE = os.environ.get("FLAG")
 os.environ["ADDED"] = "by the import"
 """
 IMPORTS = "import torch._dynamo, somebody"
+STANDS_BY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from launcher.template import learning
+learning._SPARE_BYTES = 0
+learning.Learner().learn_beforehand(["somebody", "torch._dynamo"])
+assert "somebody" not in sys.modules and "torch._dynamo" in sys.modules
+assert "ADDED" not in os.environ
+"""
 
 
-def learned(folder: Path, *ranks: str, env: dict[str, str] | None = None) -> tuple[bool, str | None]:
+def prepared(folder: Path) -> dict[str, str]:
     (folder / "torch").mkdir()
     (folder / "torch/__init__.py").write_text("")
     (folder / "torch/_dynamo.py").write_text(SMALL)
     (folder / "somebody.py").write_text("")
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def learned(
+    folder: Path, *ranks: str, env: dict[str, str] | None = None, passes_on: bool = False
+) -> tuple[bool, str | None]:
     words = [sys.executable, "-c", LEARNS, str(ROOT), *ranks]
-    env = os.environ | {"PYTHONPATH": str(folder)} | (env or {})
+    env = prepared(folder) | (env or {})
     done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    is_there, value, is_somebody_there = json.loads(done.stdout)
+    is_there, value, is_somebody_there, passed_on = json.loads(done.stdout)
+    assert passed_on == ["torch._dynamo"] * passes_on
     assert not is_somebody_there, "only torch and ddp are known"
     return is_there, value
 
@@ -62,6 +78,16 @@ def learned(folder: Path, *ranks: str, env: dict[str, str] | None = None) -> tup
 def test_what_all_ranks_import_is_imported_under_their_variables(tmp_path: Path) -> None:
     rank = f"os.environ['FLAG'] = 'of the script'\n{IMPORTS}\nos.environ['FLAG'] = 'later'"
     assert learned(tmp_path, rank, rank) == (True, "of the script")
+
+
+def test_what_is_imported_without_changed_variables_is_passed_on_to_nodes_that_stand_by(
+    tmp_path: Path,
+) -> None:
+    assert learned(tmp_path, IMPORTS, IMPORTS, passes_on=True) == (True, None)
+    words = [sys.executable, "-c", STANDS_BY, str(ROOT)]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_variable_that_the_ranks_have_removed(tmp_path: Path) -> None:
@@ -72,7 +98,7 @@ def test_a_variable_that_the_ranks_have_removed(tmp_path: Path) -> None:
 def test_a_script_that_replaces_how_json_is_written(tmp_path: Path) -> None:
     """The zygote ended at what it read, and the whole job with it."""
     rank = f"json.dumps = lambda *args, **named: '{{}}'\n{IMPORTS}"
-    assert learned(tmp_path, rank, rank) == (True, None)
+    assert learned(tmp_path, rank, rank, passes_on=True) == (True, None)
 
 
 def test_a_script_that_replaces_it_deeper(tmp_path: Path) -> None:
