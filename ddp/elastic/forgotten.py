@@ -12,12 +12,13 @@ import inspect
 import logging
 import os
 import sys
+import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -318,6 +319,8 @@ def _accesses(instruction: Any) -> list[tuple[str, str]]:
 # --- files of the script ---------------------------------------------------------------------------
 
 _MOST_FILES = 200
+_EDITED = -1  # instead of a checksum: an unknown, older version
+_CLOCKS_DIFFER_S = 10.0
 
 
 @functools.cache
@@ -330,15 +333,59 @@ def sources() -> dict[str, int]:
     files = [getattr(each, "__file__", None) for each in list(sys.modules.values())]
     paths = {Path(main).resolve(), *(Path(each).resolve() for each in files if each and each.endswith(".py"))}
     found: dict[str, int] = {}
+    began = _began_at()
     for path in sorted(
         each for each in paths if folder in each.parents and "site-packages" not in each.parts
     ):
         if len(found) < _MOST_FILES:
             try:
-                found[os.path.relpath(path, folder)] = zlib.crc32(path.read_bytes())
+                found[os.path.relpath(path, folder)] = _checksum(path, began)
             except OSError:
                 continue
     return found
+
+
+def _began_at() -> float:
+    """When this process began, on the clock of files, which may be that of a server."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s - _CLOCKS_DIFFER_S
+
+
+def _checksum(path: Path, began: float) -> int:
+    """Of what this process runs. A file that is younger than the process may have been edited since it was loaded."""
+    source = path.read_bytes()
+    is_edited = path.stat().st_mtime > began and not _has_loaded(path, source)
+    return _EDITED if is_edited else zlib.crc32(source)
+
+
+def _has_loaded(path: Path, source: bytes) -> bool:
+    """Whether all code of this file that is in memory is in `source`, too."""
+    try:
+        waiting: list[CodeType] = [compile(source, str(path), "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return False
+    there = set[CodeType]()
+    while waiting:
+        there.add(waiting[-1])
+        waiting += [each for each in waiting.pop().co_consts if isinstance(each, CodeType)]
+    return there.issuperset(_loaded(path))
+
+
+def _loaded(path: Path) -> Iterator[CodeType]:
+    """Module code that still runs, functions, and methods."""
+    files = functools.cache(lambda name: Path(name).resolve() == path)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if files(frame.f_code.co_filename):
+            yield frame.f_code
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        if (file := getattr(module, "__file__", None)) and files(file):
+            values = list(vars(module).values())
+            values += [inner for each in values if isinstance(each, type) for inner in vars(each).values()]
+            functions = (each.__code__ for each in values if isinstance(each, FunctionType))
+            yield from (code for code in functions if files(code.co_filename))
 
 
 def tell_of_sources(rank: int, of_ranks: Sequence[Mapping[str, int]]) -> None:

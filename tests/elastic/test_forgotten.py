@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from ddp.elastic import ElasticSampler, State, forgotten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -155,3 +157,18 @@ def test_a_while_loop_is_a_loop() -> None:
 def test_files_that_ranks_have_read_in_other_versions() -> None:
     assert forgotten.differing([{"a.py": 1, "b.py": 2}, {"a.py": 1}, {"a.py": 3, "b.py": 2}]) == ["a.py"]
     assert forgotten.differing([{"a.py": 1}, {"c.py": 1}, {}]) == []
+
+
+def test_code_that_is_not_in_the_file_any_more_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "edited_module.py"
+    file.write_text("class Net:\n    def step(self):\n        return [x + 1 for x in ()]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("edited_module")
+    checksum = forgotten._checksum(file, 0.0)
+    assert checksum == zlib.crc32(file.read_bytes())
+    file.write_text(file.read_text().replace("+ 1", "+ 2"))
+    assert forgotten._checksum(file, 0.0) != zlib.crc32(file.read_bytes())
+    assert forgotten._checksum(file, file.stat().st_mtime) == zlib.crc32(file.read_bytes()), "an old file"
+    assert forgotten._began_at() < file.stat().st_mtime

@@ -231,13 +231,16 @@ from ddp import elastic
 
 ddp.init()
 model = ddp.DistributedDataParallel(torch.nn.Linear(2, 1))
-state = elastic.State(model=model, step=0)
+if (is_early := os.environ["IS_EARLY"]) == "0":
+    state = elastic.State(model=model, step=0)
 if os.environ["DDP_GENERATION"] == "1":
-    dist.barrier()  # both have their State
+    dist.barrier()  # both have loaded the script
     if os.environ["RANK"] == "1":
         with open(__file__, "a") as file:
-            file.write("# edited")
+            file.write("edited = True")
     dist.barrier()
+if is_early == "1":
+    state = elastic.State(model=model, step=0)
 
 def train():
     while state.step < 4:
@@ -253,9 +256,12 @@ ddp.shutdown()
 """
 
 
-def test_a_file_that_is_edited_before_the_training_begins_is_named_after_a_heal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_early", ["0", "1"], ids=["with a State", "before the State is made"])
+def test_a_file_that_is_edited_before_the_training_begins_is_named_after_a_heal(
+    tmp_path: Path, is_early: str
+) -> None:
     (tmp_path / "train.py").write_text(EDITED)
-    job = Job(tmp_path / "train.py", tmp_path, [2], {})
+    job = Job(tmp_path / "train.py", tmp_path, [2], {"IS_EARLY": is_early})
     job.play()
     assert sorted(job.codes) == [-9, 0, 0]
     assert "the ranks run different versions of train.py" in (tmp_path / "rank0").read_text()
