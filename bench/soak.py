@@ -157,7 +157,10 @@ async def one_job(jobs: Jobs, service: Agents, number: int) -> None:
     story = STORIES[number % len(STORIES)]
     budget = RestartBudget(0 if story in (FAIL, LOSE) else 3)
     job_id = f"job-{number:06}"
-    spec = JobSpec(job_id, 2, 2, budget=budget, replacement_timeout_s=0.2, recover=Recover.AUTO)
+    # These agents send no heartbeats: on a busy machine a shorter lease would end, and the lost agent never hear of it.
+    spec = JobSpec(
+        job_id, 2, 2, budget=budget, replacement_timeout_s=0.2, recover=Recover.AUTO, lease_s=3600.0
+    )
     agents = [Agent(service, spec, name, story) for name in ("a", "b")]
     watching = number % 50 == 0
     living = asyncio.gather(*(agent.live() for agent in agents))
