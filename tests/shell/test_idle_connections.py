@@ -11,69 +11,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from served import Service, soon
+from strangers import KINDS, PREFACE, SETTINGS
 from test_service_under_fire import a_job_runs
 
-from rendezvous.service.connections import surplus, too_busy
+from rendezvous.service.connections import Peer, Sent, surplus, too_busy
 from rendezvous.service.server import raise_file_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
-_RESET = b"\0\0\0\x08"
-
-
-def _frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
-    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
-
-
-def _field(name: str, value: str) -> bytes:
-    """A header of HTTP/2, without compression."""
-    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-
-
-_CALL = b"".join(
-    _field(*pair)
-    for pair in (
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/grpc.health.v1.Health/Watch"),
-        (":authority", "a"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    )
-)
-
-
-def _streams(until: int) -> bytes:
-    """Calls with one empty request each, that are not closed."""
-    return b"".join(_frame(1, 4, n, _CALL) + _frame(0, 1, n, bytes(5)) for n in range(1, until, 2))
-
-
-_KINDS = {
-    "silent": b"",
-    "slow header": b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ",
-    "slow body": b"POST /api/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
-    "half a preface": _PREFACE[:10],
-    "no stream": _PREFACE + _SETTINGS,
-    "many settings": _PREFACE + _SETTINGS * 2000,
-    "no protocol": b"\x16\x03\x01 nothing that any of the ports speaks\r\n",
-    "half a header": _PREFACE + _SETTINGS + _frame(1, 0, 1, _CALL[:40]),
-    "endless header": _PREFACE
-    + _SETTINGS
-    + _frame(1, 0, 1, _CALL)
-    + _frame(9, 0, 1, _field("x", "y" * 99)) * 1000,
-    "half streams": _PREFACE + _SETTINGS + b"".join(_frame(1, 4, n, _CALL) for n in range(1, 999, 2)),
-    "streams without an end": _PREFACE + _SETTINGS + _streams(999),
-    "no window": _PREFACE + _frame(4, 0, 0, b"\0\4\0\0\0\0") + _streams(999),
-    "pings": _PREFACE + _SETTINGS + _frame(6, 0, 0, bytes(8)) * 2000,
-    "priorities": _PREFACE + _SETTINGS + _frame(2, 0, 1, b"\0\0\0\0\x10") * 2000,
-    "window updates": _PREFACE + _SETTINGS + _frame(8, 0, 0, b"\0\0\0\1") * 2000,
-    "reset streams": _PREFACE
-    + _SETTINGS
-    + b"".join(_frame(1, 4, n, _CALL) + _frame(3, 0, n, _RESET) for n in range(1, 99, 2)),
-}
 
 
 class Ports(Service):
@@ -141,11 +86,11 @@ def test_idle_connections_leave_descriptors_and_places_for_jobs(many_files: None
 )
 @pytest.mark.parametrize("descriptors", [600, 1 << 14])
 @pytest.mark.parametrize("port", ["web", "http", "endpoint"])
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_floods_of_each_kind_on_each_port(many_files: None, port: str, kind: str, descriptors: int) -> None:
     service = Ports(descriptors)
     try:
-        check_flood(service, getattr(service, port), 1400, _KINDS[kind], descriptors)
+        check_flood(service, getattr(service, port), 1400, KINDS[kind].first, descriptors)
     finally:
         service.close()
 
@@ -176,6 +121,44 @@ def test_only_strangers_that_call_more_than_probes_end() -> None:
     assert too_busy(probes | {("10.0.0.1", 999): 20, ("10.0.0.2", 1): 150}) == {("10.0.0.1", 999)}
 
 
+def test_a_client_that_sends_on_and_on_is_muted() -> None:
+    service = Ports(1 << 12)
+    host, _, port = service.endpoint.rpartition(":")
+    try:
+        with contextlib.ExitStack() as stack:
+            clients = [
+                stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(20)
+            ]
+            for client in clients:
+                client.sendall(PREFACE)
+                client.setblocking(False)
+            while not any("too much data without credentials" in line for line in service.log):
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.send(SETTINGS * 200)
+                        client.recv(1 << 20)
+            service.check_others()
+    finally:
+        service.close()
+
+
+def test_only_strangers_that_still_send_are_floods() -> None:
+    peer, other, kib = ("10.0.0.1", 1), ("10.0.0.1", 2), 1024
+    sent = Sent()
+    assert sent.floods({peer: 127 * kib}) == set()
+    assert sent.floods({peer: 200 * kib, other: 1}) == set()  # the first look that finds it
+    assert sent.floods({peer: 200 * kib}) == set()  # such as one long call, which waits for its answer
+    assert sent.floods({peer: 203 * kib}) == {peer}
+
+
+def test_strangers_may_send_less_if_they_are_many_and_more_if_they_call() -> None:
+    many: list[Peer] = [("10.0.0.1", port) for port in range(1000)]
+    sent = Sent()
+    sent.calls[many[0]] = 10
+    assert sent.floods(dict.fromkeys(many, 10 * 1024)) == set()
+    assert sent.floods(dict.fromkeys(many, 13 * 1024)) == set(many[1:])
+
+
 def test_what_a_client_sends_is_not_in_the_log() -> None:
     """gRPC would write the data of a GOAWAY frame as they are: control characters, and lines that look like ours."""
     data = bytes(4) + (11).to_bytes(4, "big") + b"\xff\x1b[31m\n2026-01-01 info: forged\n"
@@ -184,7 +167,7 @@ def test_what_a_client_sends_is_not_in_the_log() -> None:
     host, _, port = service.endpoint.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), 60) as client:
-            client.sendall(_PREFACE + _SETTINGS + goaway + b"\0\0\x08\x06\0\0\0\0\0answered")
+            client.sendall(PREFACE + SETTINGS + goaway + b"\0\0\x08\x06\0\0\0\0\0answered")
             received = b""
             while b"\x06\x01\0\0\0\0answered" not in received:  # it has read all before this ping
                 received += client.recv(4096)
