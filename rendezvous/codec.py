@@ -1,8 +1,8 @@
 """Conversion between protobuf and the domain's values. Only this module uses both.
 
 A dataclass and its message have the same field names, and a StrEnum and its proto enum have the same members. So the
-encoders and decoders are built from the annotations, once per class, and only the table below needs maintenance (a
-test compares both sides). Reading is strict. It raises only `BadMessage`: for a missing part, an unknown enum value, a
+encoders and decoders are built from the annotations, once per class; only a few classes have another name on the wire
+(a test compares both sides). Reading is strict. It raises only `BadMessage`: for a missing part, an unknown enum value, a
 number that is not finite, or a text that is too long. Long tracebacks and reasons are useful too, so they are accepted
 and shortened.
 """
@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 from google.protobuf.message import DecodeError, Message
 
+from rendezvous import session_replay
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import event_log, view
-from rendezvous.rounds.event_log import LoggedEvent
-from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, rank_time, rank_view, types
-from rendezvous.values.rank_time import PhaseTimes
 from rendezvous.values.text_limits import NAME, TextLimit
 
 if TYPE_CHECKING:
+    from rendezvous.session_replay import Redirect
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.questions import FromConversation, Wanted
     from rendezvous.values.types import AgentId
@@ -42,146 +41,36 @@ class BadMessage(ValueError):
     """A message does not follow the schema or its limits."""
 
 
-# --- the table -----------------------------------------------------------------------------------------
+# --- which class is which message -----------------------------------------------------------------------
 
-_MESSAGES: dict[type, Any] = {
-    types.AgentId: pb.AgentId,
-    types.RestartBudget: pb.RestartBudget,
-    types.CrashLoop: pb.CrashLoop,
-    types.PolicyRule: pb.PolicyRule,
-    types.JobSpec: pb.JobSpec,
-    types.NodeFacts: pb.NodeFacts,
-    types.Cause: pb.Cause,
-    types.Assignment: pb.Assignment,
-    types.StoreAddress: pb.StoreAddress,
-    types.Decision: pb.Decision,
-    types.Outcome: pb.Outcome,
-    types.Reached: pb.Reached,
-    types.SavedState: pb.SavedState,
-    events.AgentJoined: pb.Join,
-    events.AgentLeft: pb.Leave,
-    events.StoreOpened: pb.StoreOpened,
-    events.RankFailed: pb.RankFailed,
-    events.RanksFinished: pb.RanksFinished,
-    events.AgentStopped: pb.AgentStopped,
-    events.HealReady: pb.HealReady,
-    events.CheckpointTaken: pb.CheckpointTaken,
-    events.Waiting: pb.Waiting,
-    events.Refused: pb.Refused,
-    events.Disagreement: pb.Disagreement,
-    events.Assigned: pb.Assigned,
-    events.StoreAt: pb.StoreAt,
-    events.CheckpointRequested: pb.CheckpointRequested,
-    events.Stop: pb.Stop,
-    events.Ended: pb.Ended,
-    view.JobSummary: pb.JobSummary,
-    view.NodeView: pb.NodeView,
-    view.Failure: pb.Failure,
-    view.JobView: pb.JobView,
-    event_log.TimePoint: pb.TimePoint,
-    events.RanksStalled: pb.RanksStalled,
-    events.Examined: pb.Examined,
-    events.PhaseTimesReported: pb.PhaseTimesReported,
-    events.NodeHealth: pb.NodeHealth,
-    events.Notice: pb.Notice,
-    PhaseTimes: pb.PhaseTimes,
-    events.RankTimesReported: pb.RankTimesReported,
-    rank_time.TimeSpent: pb.TimeSpent,
-    rank_time.RankTime: pb.RankTime,
-    rank_time.JobTime: pb.JobTime,
-    types.StragglerRule: pb.StragglerRule,
-    events.Examine: pb.Examine,
-    events.Accused: pb.Accused,
-    rank_view.RankReport: pb.RankReport,
-    rank_view.Collective: pb.Collective,
-    rank_view.GroupView: pb.GroupView,
-    LoggedEvent: pb.Note,
-    Redirect: pb.Redirect,
-    questions.Present: pb.Present,
-    questions.CannotAnswer: pb.CannotAnswer,
-    questions.Remark: pb.Remark,
-    questions.RanksWanted: pb.RanksWanted,
-    questions.RanksSeen: pb.RanksSeen,
-    questions.RankSeen: pb.RankSeen,
-    questions.GpuSeen: pb.GpuSeen,
-    questions.StacksWanted: pb.StacksWanted,
-    questions.Stacks: pb.Stacks,
-    questions.StepWanted: pb.StepWanted,
-    questions.LoggedValue: pb.LoggedValue,
-    questions.LoggedWanted: pb.LoggedWanted,
-    questions.LoggedPoint: pb.LoggedPoint,
-    questions.LoggedSeen: pb.LoggedSeen,
-    questions.StepPhase: pb.StepPhase,
-    questions.StepCall: pb.StepCall,
-    questions.StepSeen: pb.StepSeen,
-    questions.LogsWanted: pb.LogsWanted,
-    questions.LogPlace: pb.LogPlace,
-    questions.LogPiece: pb.LogPiece,
-    questions.LogPieces: pb.LogPieces,
-    questions.CheckpointWanted: pb.CheckpointWanted,
-    questions.Checkpointed: pb.Checkpointed,
-    questions.ProfileWanted: pb.ProfileWanted,
-    questions.TraceWanted: pb.TraceWanted,
-    questions.TracePart: pb.TracePart,
-    questions.DrillWanted: pb.DrillWanted,
-    questions.Drilled: pb.Drilled,
-    questions.RestartTimes: pb.RestartTimes,
+_NAMES_ON_THE_WIRE = {
+    "AgentJoined": "Join",
+    "AgentLeft": "Leave",
+    "AgentHeard": "Heartbeat",
+    "LoggedEvent": "Note",
 }
 
-_FROM_AGENT: dict[str, Any] = {
-    "join": events.AgentJoined,
-    "heartbeat": events.AgentHeard,
-    "leave": events.AgentLeft,
-    "store_opened": events.StoreOpened,
-    "rank_failed": events.RankFailed,
-    "ranks_finished": events.RanksFinished,
-    "agent_stopped": events.AgentStopped,
-    "checkpoint_taken": events.CheckpointTaken,
-    "ranks_stalled": events.RanksStalled,
-    "examined": events.Examined,
-    "phase_times": events.PhaseTimesReported,
-    "node_health": events.NodeHealth,
-    "rank_times": events.RankTimesReported,
-    "heal_ready": events.HealReady,
-}
-_TO_AGENT: dict[str, Any] = {
-    "waiting": events.Waiting,
-    "refused": events.Refused,
-    "assigned": events.Assigned,
-    "store_at": events.StoreAt,
-    "stop": events.Stop,
-    "ended": events.Ended,
-    "redirect": Redirect,
-    "checkpoint": events.CheckpointRequested,
-    "examine": events.Examine,
-    "accused": events.Accused,
-    "notice": events.Notice,
-}
-_QUESTIONS: dict[str, Any] = {
-    "ranks": questions.RanksWanted,
-    "stacks": questions.StacksWanted,
-    "logs": questions.LogsWanted,
-    "checkpoint": questions.CheckpointWanted,
-    "profile": questions.ProfileWanted,
-    "trace": questions.TraceWanted,
-    "step": questions.StepWanted,
-    "logged": questions.LoggedWanted,
-    "drill": questions.DrillWanted,
-}
-_ANSWERS: dict[str, Any] = {
-    "present": questions.Present,
-    "cannot": questions.CannotAnswer,
-    "ranks": questions.RanksSeen,
-    "stacks": questions.Stacks,
-    "logs": questions.LogPieces,
-    "remark": questions.Remark,
-    "checkpointed": questions.Checkpointed,
-    "trace": questions.TracePart,
-    "restart_times": questions.RestartTimes,
-    "step": questions.StepSeen,
-    "logged": questions.LoggedSeen,
-    "drilled": questions.Drilled,
-}
+
+def _messages() -> dict[type, Any]:
+    modules = (types, events, event_log, view, rank_time, rank_view, questions, session_replay)
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    named = {kind: getattr(pb, _NAMES_ON_THE_WIRE.get(kind.__name__, kind.__name__), None) for kind in kinds}
+    return {kind: message for kind, message in named.items() if isinstance(message, type)}
+
+
+_MESSAGES = _messages()
+
+
+def _bodies(message: Any) -> dict[str, Any]:
+    """The classes of the parts of which a message has one, by the names of these parts."""
+    kinds = {of.DESCRIPTOR.name: kind for kind, of in _MESSAGES.items()}
+    return {
+        part.name: kinds[part.message_type.name] for part in message.DESCRIPTOR.oneofs_by_name["body"].fields
+    }
+
+
+_FROM_AGENT, _TO_AGENT = _bodies(pb.AgentMessage), _bodies(pb.ServiceMessage)
+_QUESTIONS, _ANSWERS = _bodies(pb.Question), _bodies(pb.AgentAnswer)
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
 _BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}
 
@@ -283,7 +172,7 @@ class _Row:
     """The encoder and decoder of one dataclass."""
 
     def __init__(self, kind: Any) -> None:
-        self._kind, self._message = kind, _MESSAGES.get(kind, pb.Heartbeat)
+        self._kind, self._message = kind, _MESSAGES[kind]
         hints = get_type_hints(kind, include_extras=True)
         names = [f.name for f in fields(kind)]
         if kind in _OF_THE_STREAM:

@@ -61,26 +61,21 @@ def place(value: str) -> str:
 
 PREFLIGHT = (
     _ours(
-        "--preflight",
-        "off|report|quick|full",
-        "report",
+        "--preflight off|report|quick|full",
         values.choice("off", "report", "quick", "full"),
         "check this node before it joins. report: print what is wrong; ranks start all the same. quick: a node that "
         "fails does not run ranks. full: also run a short load test on CPU and GPUs, and measure the network between "
         "all nodes. `ddp-launch doctor` shows all results",
+        default="report",
     ),
     _ours(
-        "--preflight-paths",
-        "DIR[,...]",
-        None,
+        "--preflight-paths DIR[,...]",
         values.paths,
         "directories for checkpoints, checked like the log directory; without --preflight, this implies "
         "--preflight quick",
     ),
     _ours(
-        "--health-source",
-        "SOURCE[,...]",
-        None,
+        "--health-source SOURCE[,...]",
         values.health_sources,
         "ask SOURCE about this node before it joins, and every 30 s while ranks run; a node that it calls unfit does "
         "not join. kubernetes: conditions, taints and labels of the pod's node (node-problem-detector, NVSentinel); an "
@@ -89,9 +84,7 @@ PREFLIGHT = (
         field="health_sources",
     ),
     _ours(
-        "--health-ignore",
-        "NAME[,...]",
-        None,
+        "--health-ignore NAME[,...]",
         values.health_ignored,
         "conditions, taints, labels or metrics that --health-source leaves out",
         field="health_ignored",
@@ -101,35 +94,28 @@ PREFLIGHT = (
 
 MONITORING = (
     _ours(
-        "--stragglers",
-        "off|report|exclude[,...]",
-        "report",
+        "--stragglers off|report|exclude[,...]",
         values.stragglers,
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
         "next restart if enough nodes remain. A rank is a straggler if its own time in a phase is 1.4 times the median "
         "of the others in three consecutive windows of 5 s. The time in which it waits for others does not count. Add "
         "factor=NUMBER or window=TIME to change these defaults",
+        default="report",
     ),
     _ours(
-        "--stop-when",
-        "CONDITION[;...]",
-        None,
+        "--stop-when CONDITION[;...]",
         values.stop_conditions,
         "end the job, without a restart, when a condition is true. NAME is nan: a rank prints that NAME, for example "
         "loss, is not a number, or passes it to ddp.status; output matches REGEX: a line of a rank's output does",
     ),
     _ours(
-        "--on-event",
-        "COMMAND",
-        None,
+        "--on-event COMMAND",
         values.text,
         "run this shell command when the job starts, restarts or ends, and when a node or a rank is in trouble. It "
         "gets the event as JSON on standard input",
     ),
     _ours(
-        "--otlp-endpoint",
-        "URL",
-        None,
+        "--otlp-endpoint URL",
         values.http_url,
         "export traces of restarts and of the job to this OTLP endpoint, over HTTP, for example http://collector:4318 "
         "(default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)",
@@ -165,48 +151,38 @@ def bars(value: str) -> Literal["first", "all", "none"] | tuple[int, ...]:
 
 LOGS = (
     _torch(
-        "--log-dir",
-        "DIR",
-        None,
+        "--log-dir DIR",
         values.path,
         "keep the logs of the ranks in this directory, in one folder per run",
         field="directory",
     ),
     _torch(
-        "--redirects",
-        "STREAMS",
-        "0",
+        "--redirects STREAMS",
         values.streams,
         "write these streams to the log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
+        default="0",
         short="-r",
     ),
     _torch(
-        "--tee",
-        "STREAMS",
-        "0",
+        "--tee STREAMS",
         values.streams,
         "write these streams to the log file and the terminal; same values as -r",
+        default="0",
         short="-t",
     ),
     _torch(
-        "--local-ranks-filter",
-        "N[,...]",
-        None,
+        "--local-ranks-filter N[,...]",
         partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE),
         "show only the output of these local ranks on the terminal",
     ),
     _torch(
-        "--duplicate-stdout-filters",
-        "TEXT[,...]",
-        None,
+        "--duplicate-stdout-filters TEXT[,...]",
         values.filters,
         "also copy stdout lines that contain one of these texts to a separate file; write ',,' for a comma",
         field="stdout_filters",
     ),
     _torch(
-        "--duplicate-stderr-filters",
-        "TEXT[,...]",
-        None,
+        "--duplicate-stderr-filters TEXT[,...]",
         values.filters,
         "same for stderr lines",
         field="stderr_filters",
@@ -221,9 +197,7 @@ LOGS = (
         field="prefix",
     ),
     _torch(
-        "--log-line-prefix-template",
-        "TEMPLATE",
-        None,
+        "--log-line-prefix-template TEMPLATE",
         values.prefix_from_torch,
         "the same as torchrun writes it, with ${role_name} ${local_rank} ${rank} ${hostname}; --log-prefix takes "
         "precedence",
@@ -241,34 +215,30 @@ LOGS = (
     ),
     _switch("--verbose", "also show the tracebacks of ranks that end only because another rank is gone"),
     _ours(
-        "--color",
-        "WHEN",
-        "auto",
+        "--color WHEN",
         values.choice("auto", "always", "never"),
         "when to use color: auto (on a terminal, unless NO_COLOR is set), always, never",
+        default="auto",
     ),
     _ours(
-        "--progress",
-        "WHEN",
-        "auto",
+        "--progress WHEN",
         values.choice("auto", "always", "never"),
         "when to show the progress line at the bottom: auto (on a terminal), always, never",
+        default="auto",
     ),
     _ours(
-        "--terminal",
-        "WHEN",
-        "auto",
+        "--terminal WHEN",
         values.choice("auto", "never"),
         "when ranks get a terminal, so that libraries show progress bars and colors: auto (for output that is shown on "
         "a terminal), never",
+        default="auto",
     ),
     _ours(
-        "--bars",
-        "first|all|none|N[,...]",
-        "first",
+        "--bars first|all|none|N[,...]",
         bars,
         "local ranks whose progress bars are redrawn at the bottom of a terminal; first: the lowest local rank that "
         "is shown",
+        default="first",
     ),
     _switch(
         "--journal",
@@ -277,23 +247,19 @@ LOGS = (
         negatable=True,
     ),
     _ours(
-        "--journal-limit",
-        "MIB",
-        "8",
+        "--journal-limit MIB",
         partial(values.count, least=1, most=_MOST_MIB),
         "size at which a journal begins a new file; the file before is kept",
+        default="8",
     ),
     _ours(
-        "--history-jobs",
-        "N",
-        "100",
+        "--history-jobs N",
         partial(values.count, least=0, most=10_000),
         "keep the history of the last N finished jobs without a service, for 14 days, for `ddpctl list --all`; 0: none",
+        default="100",
     ),
     _ours(
-        "--history-dir",
-        "DIR",
-        None,
+        "--history-dir DIR",
         values.text,
         "keep it in this folder, or with 'none' only beside --log-dir (default: a folder of yours in /var/tmp)",
     ),
@@ -326,32 +292,27 @@ POOL = (
         negatable=True,
     ),
     _ours(
-        "--warm-idle",
-        "TIME",
-        "30m",
+        "--warm-idle TIME",
         values.positive_duration,
         "for `ddp-launch warm start`: a template ends when no command has used it for this time, and the pool with its "
         "last template",
+        default="30m",
     ),
     _ours(
-        "--warm-templates",
-        "N",
-        "2",
+        "--warm-templates N",
         partial(values.count, least=1, most=64),
         "for `ddp-launch warm start`: how many templates there may be at a time; each serves one script in one "
         "environment",
+        default="2",
     ),
     _ours(
-        "--warm-memory",
-        "SIZE",
-        "2GiB",
+        "--warm-memory SIZE",
         memory,
         "for `ddp-launch warm start`: how much memory the templates may take together when a new one is started",
+        default="2GiB",
     ),
     _ours(
-        "--warm-dir",
-        "DIR",
-        None,
+        "--warm-dir DIR",
         values.path,
         "private folder of the pool (default: ddp-launch-warm in /run/user/UID, or /tmp/ddp-launch-warm-UID)",
     ),
@@ -368,9 +329,7 @@ RANKS = (
         negatable=True,
     ),
     _ours(
-        "--preload",
-        "MODULE[,...]",
-        None,
+        "--preload MODULE[,...]",
         modules,
         "installed modules to import once, before the ranks are forked, for example torch._dynamo,transformers",
     ),
@@ -382,36 +341,29 @@ RANKS = (
         negatable=True,
     ),
     _ours(
-        "--debug",
-        "RANK[:PORT]",
-        None,
+        "--debug RANK[:PORT]",
         values.debug,
         "debug this global rank: it alone reads from the terminal (breakpoint(), pdb, ipdb). With PORT, it waits for "
         "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
     ),
     _ours(
-        "--share-compiled",
-        "memory|DIR",
-        None,
+        "--share-compiled memory|DIR",
         values.path,
         "give what torch.compile has made to ranks that start later, on any node, so that they compile nothing again. "
         "memory: within this job; DIR: also keep it there for the next start of the job",
     ),
     _ours(
-        "--redundancy",
-        "CODE",
-        None,
+        "--redundancy CODE",
         values.redundancy,
         "what other nodes keep in memory of a State of ddp.elastic that is in shards: copies:N, code:K+M (any M nodes "
         "of a group can be lost at once), auto or none, the default. A script can override it with "
         "State(redundancy=...); the ranks get it in DDP_REDUNDANCY",
     ),
     _ours(
-        "--trace-collectives",
-        "on|off",
-        "on",
+        "--trace-collectives on|off",
         values.choice("on", "off"),
         "record each call of torch.distributed in the ranks; the report of a hang uses this record",
+        default="on",
     ),
     _switch("--allow-drill", "let operators kill and freeze ranks of this node with `ddpctl drill`"),
     _switch(
@@ -422,9 +374,7 @@ RANKS = (
     ),
     _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and one OpenMP thread per CPU"),
     _torch(
-        "--numa-binding",
-        "HOW",
-        None,
+        "--numa-binding HOW",
         values.choice("node", "socket", "exclusive", "core-complex"),
         "bind each rank to CPUs near its GPU. node: the CPUs of the GPU's NUMA node; socket: all CPUs of that "
         "CPU socket; exclusive: cores of the NUMA node, each for one rank only; core-complex: cores "
@@ -436,34 +386,29 @@ RANKS = (
         "set LOCAL_RANK to 0 in every rank, and show each rank only its own GPU, as device 0",
     ),
     _torch(
-        "--signals-to-handle",
-        "NAME[,...]",
-        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "--signals-to-handle NAME[,...]",
         values.signals,
         "signals that stop the job; SIGUSR1 and SIGUSR2 are forwarded to the ranks unless they are listed",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     ),
     _torch(
-        "--shutdown-timeout",
-        "TIME",
-        "30",
+        "--shutdown-timeout TIME",
         values.duration,
         "time for the ranks to exit after SIGTERM, or SIGINT from Ctrl-C, before they are killed",
+        default="30",
         foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
     ),
     _ours(
-        "--checkpoint-signal",
-        "NAME[,...]",
-        None,
+        "--checkpoint-signal NAME[,...]",
         values.signals,
         "signals that request a checkpoint from the ranks. If a signal also stops the job, the job stops after the "
         "checkpoint. Default: SIGTERM and SIGUSR1, if the script polls for requests (see `ddp-launch docs elastic`)",
     ),
     _ours(
-        "--checkpoint-grace",
-        "TIME",
-        "60",
+        "--checkpoint-grace TIME",
         values.duration,
         "time for the ranks to write a checkpoint that a signal requested",
+        default="60",
     ),
 )
 
@@ -482,73 +427,60 @@ _ENTRY = (
 
 _NODES = (
     _torch(
-        "--nnodes",
-        "N|MIN:MAX",
-        "1",
+        "--nnodes N|MIN:MAX",
         values.nnodes,
         "number of nodes (machines) in the job; with a range MIN:MAX the job can shrink and grow",
+        default="1",
     ),
     _torch(
-        "--nproc-per-node",
-        "N|auto|gpu|cpu|xpu",
-        "auto",
+        "--nproc-per-node N|auto|gpu|cpu|xpu",
         values.nproc,
         "number of ranks on this node; auto: one per GPU (NVIDIA or AMD), or one per usable CPU if there is no GPU",
+        default="auto",
     ),
     _torch(
-        "--node-rank",
-        "N",
-        None,
+        "--node-rank N",
         values.count,
         "rank of this node, 0 to N-1 (default: nodes are ordered by their index in Slurm or Kubernetes, then by host "
         "name)",
     ),
     _ours(
-        "--topology",
-        "PLACE|slurm|nvlink",
-        None,
+        "--topology PLACE|slurm|nvlink",
         place,
         "where this node is in the network, from the largest unit to the smallest, for example pod1/rack7. Nodes that "
         "share a unit get neighbouring node ranks. slurm: the switches that Slurm names. nvlink: the NVLink domain of "
         "the GPUs",
     ),
     _torch(
-        "--role",
-        "NAME",
-        "default",
-        lambda name: name and values.text(name),  # torchx passes '' to torchrun
+        "--role NAME",
+        lambda name: name and values.text(name),
         "role name of the ranks on this node",
+        default="default",
     ),
     _ours(
-        "--spares",
-        "N",
-        "0",
+        "--spares N",
         values.count,
         "number of extra nodes, in addition to --nnodes, that join and wait to replace a failed node",
+        default="0",
     ),
     _ours(
-        "--scale-up",
-        "WHEN",
-        "immediate",
+        "--scale-up WHEN",
         values.choice(*ScaleUp),
         "when the job adds a node that joined late: never, on-restart, immediate (as torchrun: restarts the ranks, or "
         "lets them continue in place where they can), at-checkpoint",
+        default="immediate",
     ),
 )
 
 _RENDEZVOUS = (
     _ours(
-        "--rendezvous",
-        "HOST[:PORT][,...]",
-        None,
+        "--rendezvous HOST[:PORT][,...]",
         values.endpoints,
         "address of the rendezvous service, or of the node whose ddp-launch runs it (default: this process runs it "
         "and opens no port)",
     ),
     _ours(
-        "--secret-file",
-        "FILE",
-        None,
+        "--secret-file FILE",
         values.path,
         "file with the job secret, the same on all nodes; needed if a node runs the rendezvous (create it with "
         "`ddp-rendezvous secret FILE`)",
@@ -558,24 +490,18 @@ _RENDEZVOUS = (
         "let other nodes connect to the rendezvous of this node without a secret; use it only in a trusted network",
     ),
     _torch(
-        "--rdzv-id",
-        "NAME",
-        None,
+        "--rdzv-id NAME",
         values.run_id,
         "ID of the run; with more than one node, the same on all nodes (default: made from the script name, and the "
         "scheduler's job or the user)",
     ),
     _torch(
-        "--rdzv-endpoint",
-        "HOST[:PORT]",
-        None,
+        "--rdzv-endpoint HOST[:PORT]",
         values.torch_endpoint,
         "same as --rendezvous; used only if the job has more than one node",
     ),
     _torch(
-        "--rdzv-conf",
-        "KEY=VALUE[,...]",
-        None,
+        "--rdzv-conf KEY=VALUE[,...]",
         values.pairs,
         "torchrun's rendezvous settings. join_timeout (or timeout) and last_call_timeout set --join-timeout and "
         "--last-call if these are not given. A node that is silent for keep_alive_interval (5 s) times "
@@ -583,54 +509,39 @@ _RENDEZVOUS = (
     ),
     _torch_switch("--standalone", "run the job on this node only; other rendezvous options have no effect"),
     _ours(
-        "--join-timeout",
-        "TIME",
-        "600",
+        "--join-timeout TIME",
         values.positive_duration,
         "fail if not enough nodes join within this time",
+        default="600",
     ),
     _ours(
-        "--last-call",
-        "TIME",
-        "2",
+        "--last-call TIME",
         values.duration,
         "with --nnodes MIN:MAX: after MIN nodes have joined, wait this long for more",
+        default="2",
     ),
     _ours(
-        "--replacement-timeout",
-        "TIME",
-        "60",
+        "--replacement-timeout TIME",
         values.duration,
         "time to wait for a replacement if too few nodes remain after a node is lost; the job fails if none joins in "
         "this time",
+        default="60",
     ),
     _ours(
-        "--shrink-after",
-        "TIME",
-        None,
+        "--shrink-after TIME",
         values.duration,
         "with --nnodes MIN:MAX: time to wait for a replacement if at least MIN nodes remain. If none joins in this "
         "time, the job continues with fewer nodes (default: 0, or --replacement-timeout if that option is given)",
     ),
     _torch(
-        "--master-addr",
-        "HOST",
-        None,
+        "--master-addr HOST",
         values.host,
         "address of node rank 0, at which the store of torch.distributed listens",
     ),
-    _torch(
-        "--master-port",
-        "PORT",
-        None,
-        values.port,
-        "port of the store on node rank 0 (default: any free port)",
-    ),
-    _torch("--local-addr", "HOST", None, values.host, "address at which other nodes reach this node"),
+    _torch("--master-port PORT", values.port, "port of the store on node rank 0 (default: any free port)"),
+    _torch("--local-addr HOST", values.host, "address at which other nodes reach this node"),
     _ours(
-        "--interface",
-        "NAME",
-        None,
+        "--interface NAME",
         values.interface,
         "network interface for traffic between nodes, for example eth0. Other nodes connect to its address, and Gloo "
         "and NCCL in the ranks use this interface",
@@ -639,24 +550,19 @@ _RENDEZVOUS = (
 
 _OVER_SSH = (
     _ours(
-        "--hosts",
-        "HOST[:RANKS][,...]",
-        None,
+        "--hosts HOST[:RANKS][,...]",
         values.hosts,
         "start the agents on all these hosts over ssh, each in the current directory",
     ),
-    _ours("--hostfile", "FILE", None, values.path, "file of hosts, one per line: NAME or NAME slots=RANKS"),
+    _ours("--hostfile FILE", values.path, "file of hosts, one per line: NAME or NAME slots=RANKS"),
     _ours(
-        "--ssh",
-        "COMMAND",
-        "ssh -T -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ExitOnForwardFailure=yes",
+        "--ssh COMMAND",
         values.command,
         "ssh command that connects to the hosts",
+        default="ssh -T -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ExitOnForwardFailure=yes",
     ),
     _ours(
-        "--send-env",
-        "NAME[=VALUE][,...]",
-        None,
+        "--send-env NAME[=VALUE][,...]",
         variables,
         "environment variables to send to the hosts, in addition to PYTHONPATH, PYTHON_EXEC, NCCL_*, GLOO_*, TORCH_*, "
         "OMP_NUM_THREADS and others that training often needs",
@@ -665,61 +571,51 @@ _OVER_SSH = (
 
 _FAILURES = (
     _torch(
-        "--max-restarts",
-        "N|N/WINDOW",
-        "0",
+        "--max-restarts N|N/WINDOW",
         values.budget,
         "how many times the job may restart all ranks: N in total, or N within any WINDOW (5/1h)",
+        default="0",
         field="budget",
     ),
     _ours(
-        "--recover",
-        "HOW",
-        "auto",
+        "--recover HOW",
         values.choice(*Recover),
         "what happens to ranks that survive a failure. auto: ranks inside State.run of ddp.elastic keep their "
         "processes, the others restart. in-place: the same, and the decision says why if that is not possible. "
         "restart: all ranks restart",
+        default="auto",
     ),
     _ours(
-        "--max-heals",
-        "N|N/WINDOW|unlimited",
-        "unlimited",
+        "--max-heals N|N/WINDOW|unlimited",
         values.heals,
         "how many times failed ranks are replaced while the others keep their processes; after that, all ranks restart "
         "as often as --max-restarts permits",
+        default="unlimited",
         field="heal_budget",
     ),
     _ours(
-        "--resume-arg",
-        "ARGUMENTS",
-        None,
+        "--resume-arg ARGUMENTS",
         values.resume_arg,
         "arguments to add to those of the script after a failure, if its ranks have saved a state with ddp.on_failure; "
         "{path} stands for its path: --resume-arg '--checkpoint {path}'. The ranks also get it in DDP_RESUME_PATH",
     ),
     _ours(
-        "--resume-file",
-        "FILE",
-        None,
+        "--resume-file FILE",
         values.path,
         "keep the path of a saved state in FILE, so that a job that starts later with the same FILE continues there, "
         "for example after the scheduler has stopped this one (see --resume-arg). With several nodes, FILE must be in "
         "storage that they share. It is removed after the first step from there",
     ),
     _ours(
-        "--crash-loop",
-        "TIMES/TIME[,TIMES/step]|off",
-        "off",
+        "--crash-loop TIMES/TIME[,TIMES/step]|off",
         values.crash_loop,
         "TIMES/TIME: fail the job if the same rank fails TIMES times in a row within TIME after its start, before its "
         "first training step. TIMES/step: fail it after TIMES failures in a row without a further step (example: "
         "3/1s,5/step)",
+        default="off",
     ),
     _ours(
-        "--failure-policy",
-        "CLASS=ACTION[,...]",
-        None,
+        "--failure-policy CLASS=ACTION[,...]",
         values.rules,
         "what to do after a failure of a class. Classes: out-of-memory, hardware, network, user-exception, signal, "
         "exit-code[:N], hang, node-lost. Actions: restart, heal (as --recover auto, also after user-exception), "
@@ -728,29 +624,25 @@ _FAILURES = (
         field="rules",
     ),
     _ours(
-        "--reserved-exit-codes",
-        "CODE[,...]",
-        None,
+        "--reserved-exit-codes CODE[,...]",
         partial(values.numbers, what="exit codes", below=256),
         "exit with 1 instead of these exit codes; use it for codes that your scheduler handles in a special way, "
         "for example with a requeue",
     ),
     _ours(
-        "--hang-timeout",
-        "auto|off|TIME[,...]",
-        "auto",
+        "--hang-timeout auto|off|TIME[,...]",
         values.hang_timeout,
         "auto: find the rank that blocks the others, and restart the job. This needs a rank that waits for another, "
         "and no sign of life of any rank for 10m or a longer timeout of a process group. TIME: do so if ranks make no "
         "progress within a step for TIME, without further evidence. Add NAME=TIME to set the limit of another phase: "
         "start, first-step, checkpoint, evaluation (30m each)",
+        default="auto",
     ),
     _ours(
-        "--isolation-timeout",
-        "TIME",
-        "5m",
+        "--isolation-timeout TIME",
         values.positive_duration,
         "stop the ranks if, for TIME, the rendezvous is unreachable and they make no progress",
+        default="5m",
     ),
 )
 
@@ -766,9 +658,7 @@ _COMMAND = (
         "--print-config", "print every option with its value and its source, then exit", reach=Reach.FLAG
     ),
     _torch(
-        "--print-completion",
-        "bash|zsh|fish|tcsh",
-        None,
+        "--print-completion bash|zsh|fish|tcsh",
         values.text,
         "print a script that completes commands in this shell, then exit; the same as `ddp-launch completion`",
         reach=Reach.FLAG,
@@ -790,41 +680,31 @@ _COMMAND = (
 
 _WITHOUT_EFFECT = (
     _torch(
-        "--rdzv-backend",
-        "NAME",
-        None,
+        "--rdzv-backend NAME",
         values.text,
         "torchrun's rendezvous backend; the values static and ddp do not print a warning",
         without_effect="ddp-launch always uses its own rendezvous",
     ),
     _torch(
-        "--monitor-interval",
-        "SECONDS",
-        None,
+        "--monitor-interval SECONDS",
         values.duration,
         "torchrun's polling interval",
         without_effect="the agent detects the exit of a rank immediately, without polling",
     ),
     _torch(
-        "--start-method",
-        "NAME",
-        None,
+        "--start-method NAME",
         values.choice("spawn", "fork", "forkserver"),
         "how torchrun starts processes",
         without_effect="ranks are separate programs; see --warm-start",
     ),
     _torch(
-        "--event-log-handler",
-        "NAME",
-        None,
+        "--event-log-handler NAME",
         values.text,
         "plug-in of torchrun for events",
         without_effect="ddp-launch does not load plug-ins of torchrun",
     ),
     _torch(
-        "--logs-specs",
-        "NAME",
-        None,
+        "--logs-specs NAME",
         values.text,
         "plug-in of torchrun for logs",
         without_effect="ddp-launch does not load plug-ins of torchrun; see --log-dir and --log-prefix",

@@ -806,16 +806,14 @@ class Option:
         return (*ours, f"PET_{self.dest.upper()}") if self.pet else ours
 
 
-def ours(
-    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
-) -> Option:
-    return Option(flag, text, parse, metavar, default, **more)
+def ours(form: str, parse: Callable[[str], Any], text: str, **more: Any) -> Option:
+    """`form`: the flag, and the name of its value."""
+    flag, _, metavar = form.partition(" ")
+    return Option(flag, text, parse, metavar, **more)
 
 
-def torch(
-    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
-) -> Option:
-    return Option(flag, text, parse, metavar, default, torchrun=True, **{"pet": True, **more})
+def torch(form: str, parse: Callable[[str], Any], text: str, **more: Any) -> Option:
+    return ours(form, parse, text, torchrun=True, **{"pet": True, **more})
 
 
 def switch_option(flag: str, text: str, **more: Any) -> Option:

@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -43,6 +44,22 @@ class ServiceSetting:
         return "--" + self.name.replace("_", "-")
 
 
+def _text(
+    name: str, words: str, metavar: str = "", default: str = "", choices: tuple[str, ...] = ()
+) -> ServiceSetting:
+    return ServiceSetting(name, "text", default, words, choices, metavar)
+
+
+def _flag(name: str, words: str) -> ServiceSetting:
+    return ServiceSetting(name, "flag", False, words)
+
+
+def _number(name: str, default: float, words: str, metavar: str, kind: str = "number") -> ServiceSetting:
+    return ServiceSetting(name, kind, default, words, metavar=metavar)
+
+
+_count = partial(_number, kind="count")
+
 SETTINGS = (
     ServiceSetting(
         "listen",
@@ -51,98 +68,50 @@ SETTINGS = (
         "address to serve on; repeat the option for more addresses",
         metavar=_ADDRESS,
     ),
-    ServiceSetting(
-        "advertise",
-        "text",
-        "",
-        "address at which agents reach this replica (default: the first --listen)",
-        metavar=_ADDRESS,
-    ),
-    ServiceSetting(
+    _text("advertise", "address at which agents reach this replica (default: the first --listen)", _ADDRESS),
+    _text(
         "store",
-        "text",
-        "memory",
         "where to keep jobs: memory, file:PATH, or etcd://HOST:PORT,.../PREFIX",
-        metavar="URL",
+        "URL",
+        default="memory",
     ),
-    ServiceSetting(
-        "http", "text", "", "address for /livez, /readyz and /metrics (default: none)", metavar=_ADDRESS
+    _text("http", "address for /livez, /readyz and /metrics (default: none)", _ADDRESS),
+    _text(
+        "web", "address for the page that shows and controls the jobs in a browser (default: none)", _ADDRESS
     ),
-    ServiceSetting(
-        "web",
-        "text",
-        "",
-        "address for the page that shows and controls the jobs in a browser (default: none)",
-        metavar=_ADDRESS,
+    _text("token_keys", "key file that verifies tokens; without it, clients need no token", "FILE"),
+    _text("tls_cert", "certificate of the service (PEM); read again when it changes", "FILE"),
+    _text("tls_key", "private key of the certificate (PEM)", "FILE"),
+    _text("client_ca", "require a client certificate signed by this CA (PEM)", "FILE"),
+    _flag("insecure", "permit other machines to connect without TLS or without authentication"),
+    _number("history", 14.0, "number of days to keep finished jobs", "DAYS"),
+    _count("history_jobs", 1000, "most finished jobs to keep: with more, the oldest ones are deleted", "N"),
+    _text("journal_dir", "folder for a journal of each job, for `ddpctl replay` (default: none)", "DIR"),
+    _count(
+        "journal_limit", 8, "size in MiB at which a journal begins a new file; the file before is kept", "MIB"
     ),
-    ServiceSetting(
-        "token_keys",
-        "text",
-        "",
-        "key file that verifies tokens; without it, clients need no token",
-        metavar="FILE",
-    ),
-    ServiceSetting(
-        "tls_cert", "text", "", "certificate of the service (PEM); read again when it changes", metavar="FILE"
-    ),
-    ServiceSetting("tls_key", "text", "", "private key of the certificate (PEM)", metavar="FILE"),
-    ServiceSetting(
-        "client_ca", "text", "", "require a client certificate signed by this CA (PEM)", metavar="FILE"
-    ),
-    ServiceSetting(
-        "insecure", "flag", False, "permit other machines to connect without TLS or without authentication"
-    ),
-    ServiceSetting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
-    ServiceSetting(
-        "history_jobs",
-        "count",
-        1000,
-        "most finished jobs to keep: with more, the oldest ones are deleted",
-        metavar="N",
-    ),
-    ServiceSetting(
-        "journal_dir",
-        "text",
-        "",
-        "folder for a journal of each job, for `ddpctl replay` (default: none)",
-        metavar="DIR",
-    ),
-    ServiceSetting(
-        "journal_limit",
-        "count",
-        8,
-        "size in MiB at which a journal begins a new file; the file before is kept",
-        metavar="MIB",
-    ),
-    ServiceSetting(
+    _count(
         "journal_space",
-        "count",
         1024,
         "size in MiB of all journals together: those that were not written for the longest time are removed",
-        metavar="MIB",
+        "MIB",
     ),
-    ServiceSetting(
+    _number(
         "resume_grace",
-        "number",
         1.0,
         "seconds to wait for an agent to reconnect before it counts as lost, if its ranks do not run any more",
-        metavar="SECONDS",
+        "SECONDS",
     ),
-    ServiceSetting("max_jobs", "count", 1000, "maximum number of unfinished jobs", metavar="N"),
-    ServiceSetting(
-        "max_agents", "count", 65_536, "maximum number of agents of all jobs together", metavar="N"
-    ),
-    ServiceSetting("log_format", "text", "text", "format of log lines: text or json", ("text", "json")),
-    ServiceSetting(
+    _count("max_jobs", 1000, "maximum number of unfinished jobs", "N"),
+    _count("max_agents", 65_536, "maximum number of agents of all jobs together", "N"),
+    _text("log_format", "format of log lines: text or json", default="text", choices=("text", "json")),
+    _text(
         "log_level",
-        "text",
-        "info",
         "lowest level to log: debug, info, warning or error",
-        ("debug", "info", "warning", "error"),
+        default="info",
+        choices=("debug", "info", "warning", "error"),
     ),
-    ServiceSetting(
-        "reflection", "flag", False, "serve the schema to tools such as grpcurl (grpc.reflection.v1)"
-    ),
+    _flag("reflection", "serve the schema to tools such as grpcurl (grpc.reflection.v1)"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
