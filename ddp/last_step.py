@@ -369,7 +369,10 @@ class _LastStep:
         began = time.monotonic()
         try:
             with checkpointing():
-                self._bring_back()
+                with torch.no_grad():
+                    for buffer, kept in self._kept:
+                        buffer.copy_(kept)
+                self._holder.set_back(self._generators)
                 path = _absolute(self._save(reason))
         except BaseException as error:
             _tell(f"save(reason) failed, so nothing was saved: {type(error).__name__}: {error}")
@@ -388,12 +391,6 @@ class _LastStep:
                 record(self._file, step, path)
         except OSError as error:
             _tell(f"a job that starts later does not get {path}: cannot write --resume-file: {error}")
-
-    def _bring_back(self) -> None:
-        with torch.no_grad():
-            for buffer, kept in self._kept:
-                buffer.copy_(kept)
-        self._holder.set_back(self._generators)
 
 
 def _absolute(path: object) -> str:

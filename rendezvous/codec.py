@@ -2,9 +2,9 @@
 
 A dataclass and its message have the same field names, and a StrEnum and its proto enum have the same members. So the
 encoders and decoders are built from the annotations, once per class; only a few classes have another name on the wire
-(a test compares both sides). Reading is strict. It raises only `BadMessage`: for a missing part, an unknown enum value, a
-number that is not finite, or a text that is too long. Long tracebacks and reasons are useful too, so they are accepted
-and shortened.
+(a test compares both sides). Reading is strict. It raises only `BadMessage`: for a missing part, an unknown enum value,
+a number that is not finite, or a text that is too long. Long tracebacks and reasons are useful too, so they are
+accepted and shortened.
 """
 
 from __future__ import annotations

@@ -62,14 +62,6 @@ def _forget_signal() -> None:
         native.forgive_signal()
 
 
-def _raise_overdue_signal() -> None:
-    native = core_arguments.native()
-    if native is not None and (signum := native.overdue_signal()):
-        os.kill(
-            os.getpid(), signum
-        )  # the launcher did not get it, so it was for this rank; the second one has effect
-
-
 def checkpoint_requested() -> bool:
     """Whether this rank sees a request that it has not answered yet.
 
@@ -81,7 +73,11 @@ def checkpoint_requested() -> bool:
     if is_requested or not path:
         _forget_signal()
     else:
-        _raise_overdue_signal()
+        native = core_arguments.native()
+        if native is not None and (signum := native.overdue_signal()):
+            os.kill(
+                os.getpid(), signum
+            )  # the launcher did not get it, so it was for this rank; the second one has effect
     # The launcher removes the request before the answers. So a missing answer counts only if the request still exists.
     return is_requested and not os.path.exists(_answer_path(path)) and os.path.exists(path)
 

@@ -155,7 +155,9 @@ def run_healing(attempt: Callable[[], T], meanwhile: Callable[[], None] = _nothi
             except Exception as error:
                 if not _is_paused_after(error, watcher):
                     raise
-                _release_frames(error)
+                # Free what the frames of the interrupted loop hold: batches, activations, workers of data loaders.
+                for each in _chain(error):
+                    traceback.clear_frames(each.__traceback__)
             order = watcher.park()
             _start_anew()
             os.environ.update(order.environment)
@@ -183,12 +185,6 @@ def _is_about_communication(error: BaseException) -> bool:
     """Whether the error, or one that led to it, is a collective that failed because of another rank."""
     chain = list(_chain(error))
     return any(map(is_communication_error, chain)) and not any(map(is_fault_of_this_rank, chain))
-
-
-def _release_frames(error: BaseException) -> None:
-    """Free what the frames of the interrupted loop hold: batches, activations, workers of data loaders."""
-    for each in _chain(error):
-        traceback.clear_frames(each.__traceback__)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -184,16 +184,12 @@ def _refusing(original: Callable[..., Any], name: str, op: str) -> Callable[...,
         if not _gate.closed:
             return original(group, *args, **kwargs)
         if name in _BARRIERS:
-            return _nothing_to_wait_for()
+            work = FinishedWork()
+            work._tensors = []
+            return work
         return refuse(f"dist.{op}")
 
     return copy_name(wrapper, original, name)
-
-
-def _nothing_to_wait_for() -> FinishedWork:
-    work = FinishedWork()
-    work._tensors = []
-    return work
 
 
 def refuse(what: str) -> None:

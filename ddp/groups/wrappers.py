@@ -92,7 +92,13 @@ def renew_shards() -> None:
         return
     if why := _obstacle_of(modules):
         raise CannotReform(why)
-    _check_place(type(modules[0]).__name__)
+    kind = type(modules[0]).__name__
+    now = WorldPlace(dist.get_rank(), dist.get_world_size())
+    if _known and (before := _known[0].place) != now:
+        raise CannotReform(
+            f"the model is sharded ({kind}), and this process has the shard of rank {before.rank} of {before.size}. It "
+            f"is rank {now.rank} of {now.size} now"
+        )
     states = _states(modules)
     for state in states:
         for group in state._fsdp_param_groups:
@@ -127,15 +133,6 @@ def _obstacle_of(modules: Iterable[Any]) -> str:
             "was interrupted. torch 2.13 and later can"
         )
     return ""
-
-
-def _check_place(kind: str) -> None:
-    now = WorldPlace(dist.get_rank(), dist.get_world_size())
-    if _known and (before := _known[0].place) != now:
-        raise CannotReform(
-            f"the model is sharded ({kind}), and this process has the shard of rank {before.rank} of {before.size}. It "
-            f"is rank {now.rank} of {now.size} now"
-        )
 
 
 def _drop_gradients(state: Any) -> None:

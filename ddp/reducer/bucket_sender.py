@@ -359,16 +359,13 @@ class FlatBucket:
         self._addresses: list[int] = []
         self._views: list[torch.Tensor] = []  # what `.grad` gets; the script may replace their memory
         if as_views and dtype is None:
-            self._move_gradients_in()
-
-    def _move_gradients_in(self) -> None:
-        """Make existing gradients views at once: what the script holds of the old ones does not change any more."""
-        for i, grad in enumerate(map(_grad_of, self.parameters)):
-            if grad is not None:
-                if not self._targets:
-                    self._allocate()
-                self._targets[i].copy_(grad.detach())
-                self.parameters[i].grad = self._view(i)
+            # Make existing gradients views at once: what the script holds of the old ones does not change any more.
+            for i, grad in enumerate(map(_grad_of, self.parameters)):
+                if grad is not None:
+                    if not self._targets:
+                        self._allocate()
+                    self._targets[i].copy_(grad.detach())
+                    self.parameters[i].grad = self._view(i)
 
     def _allocate(self) -> None:
         self.flat = self._collectives.allocate(self.numel, self._dtype, self.parameters[0].device)
@@ -477,7 +474,7 @@ class InPlaceBucket:
                 self._copied[i] = tensor
             if scale is not None:
                 tensor.mul_(scale)
-            self.payload[i] = _as_flat(tensor)
+            self.payload[i] = tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
     def zeros(self) -> torch.Tensor:
         first = self.parameters[0]
@@ -576,10 +573,6 @@ def _needs_copy(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
 def _are_lazy(grads: list[torch.Tensor]) -> bool:
     """Whether these gradients cannot be overwritten all at once. Few are complex, so only the rest is looked at."""
     return grads[0].is_complex() or any(map(_is_negated, grads))
-
-
-def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _are_complete(grads: list[Any]) -> bool:

@@ -154,7 +154,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         ]
         sender = self.reducer.core.sender
         buffers_too = self.__dict__.pop("_buffers_first", True)
-        state = self._state_to_send(buffers_too)
+        named = [*self.module.named_parameters(), *(self.module.named_buffers() if buffers_too else ())]
+        state = [
+            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in named
+            if name not in self.parameters_to_ignore
+        ]
         sender.identity = agreement.same_model(sender.group, sender.device, sender.facts, state, options)
         narrow = narrow_state(self.module, self.parameters_to_ignore, buffers=buffers_too)
         torch_api.get(torch_names.SYNC_STATES)(
@@ -170,14 +175,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _assign_modules_buffers(self) -> None:
         super()._assign_modules_buffers()
         self.modules_buffers = as_bytes(self.modules_buffers)
-
-    def _state_to_send(self, buffers_too: bool) -> list[plan.Entry]:
-        named = [*self.module.named_parameters(), *(self.module.named_buffers() if buffers_too else ())]
-        return [
-            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            for name, tensor in named
-            if name not in self.parameters_to_ignore
-        ]
 
     def _open_log(self, static_graph: bool) -> None:
         self.logger = ReducerLogger(self.reducer.refresh)

@@ -208,7 +208,8 @@ def shut_down(connections: list[PeerSocket], ours: int = -1) -> tuple[int, list[
 
     `ours`: an epoll of this module, which does not make a connection one of Gloo's.
     """
-    polled = _polled(ours)
+    # The descriptors that a thread of this process watches with epoll, as Gloo's does. NCCL and our core do not.
+    polled = set[int]().union(*map(watched, epolls() - {ours}))
     n_cut, held = 0, list[tuple[PeerSocket, socket.socket]]()
     for one in connections:
         is_gloos = one.fd in polled
@@ -253,11 +254,6 @@ def _is_open(one: PeerSocket) -> bool:
         return os.fstat(one.fd).st_ino == one.inode
     except OSError:
         return False
-
-
-def _polled(ours: int) -> set[int]:
-    """The descriptors that a thread of this process watches with epoll, as Gloo's does. NCCL and our core do not."""
-    return set[int]().union(*map(watched, epolls() - {ours}))
 
 
 class Peers:

@@ -490,7 +490,12 @@ def _mark_steps(page: Page) -> None:
 
     def before_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling() and (reason := observer.run(begin)):
-            _refuse_garbage(reason)
+            # Raise if gradients may be garbage. A script that handles SIGTERM would use them, and save the result.
+            from torch.distributed import DistBackendError
+
+            raise DistBackendError(
+                f"{reason}. The gradients may be garbage, so the optimizer does not use them"
+            )
 
     def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
@@ -499,13 +504,6 @@ def _mark_steps(page: Page) -> None:
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
-
-
-def _refuse_garbage(reason: str) -> None:
-    """Raise if gradients may be garbage. A script that handles SIGTERM would use them, and save the result."""
-    from torch.distributed import DistBackendError
-
-    raise DistBackendError(f"{reason}. The gradients may be garbage, so the optimizer does not use them")
 
 
 def _mark_modules(page: Page) -> None:

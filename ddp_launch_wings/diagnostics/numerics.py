@@ -180,7 +180,9 @@ class NumericsCheck:
     def end(self) -> None:
         """End the check on all ranks. On an accelerator it first reads the result of the last step, and may raise."""
         if self._stop():
-            self._read_results()
+            results, self._results = self._results, []
+            for read in results:
+                read()
 
     def _stop(self) -> bool:
         if self._look not in self.reducer.before_launch:
@@ -233,11 +235,6 @@ class NumericsCheck:
         if self._every and self._rounds % self._every == 0:
             results.append(self._compare_replicas())
         return results
-
-    def _read_results(self) -> None:
-        results, self._results = self._results, []
-        for read in results:
-            read()
 
     def _warn(self, which: str) -> None:
         if which not in self._warned:

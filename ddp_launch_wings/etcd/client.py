@@ -352,7 +352,10 @@ class EtcdClient:
         except grpc.aio.AioRpcError as error:
             self._react(member, method.name, error, used)
             return None
-        self._note_answer(member)
+        self._at = self.members.index(member)
+        if self._not_answering:
+            self._not_answering = False
+            _log.info("etcd at %s answers again", member.endpoint)
         return answer
 
     async def most_members_answer(self, patience: float = 1.0) -> bool:
@@ -437,12 +440,6 @@ class EtcdClient:
             "or end. Compact and defragment etcd, then run: etcdctl alarm disarm. The writes are retried",
             member.endpoint,
         )
-
-    def _note_answer(self, member: Member) -> None:
-        self._at = self.members.index(member)
-        if self._not_answering:
-            self._not_answering = False
-            _log.info("etcd at %s answers again", member.endpoint)
 
     async def _sign_in(self, limit_s: float) -> None:
         async with self._signing_in:

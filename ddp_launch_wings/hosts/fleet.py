@@ -92,7 +92,11 @@ class Fleet:
         for signum in _handled_signals(self._settings):
             signals.on(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled_signals(self._settings))
-        await self._look_up_unless_stopped()
+        looking = asyncio.create_task(self._look_up())
+        stop = asyncio.create_task(self._asked_to_stop.wait())
+        await asyncio.wait((looking, stop), return_when=asyncio.FIRST_COMPLETED)
+        for task in (looking, stop):
+            task.cancel()
         stop_serving = await self._serve()
         async with asyncio.TaskGroup() as tasks:
             for rank, member in enumerate(self._members):
@@ -101,13 +105,6 @@ class Fleet:
         exit_code = await self._finish()
         signals.close()  # another Ctrl-C has no effect
         return exit_code
-
-    async def _look_up_unless_stopped(self) -> None:
-        looking = asyncio.create_task(self._look_up())
-        stop = asyncio.create_task(self._asked_to_stop.wait())
-        await asyncio.wait((looking, stop), return_when=asyncio.FIRST_COMPLETED)
-        for task in (looking, stop):
-            task.cancel()
 
     async def _look_up(self) -> None:
         """Look up names in threads, so that a slow resolver does not delay a signal."""

@@ -146,18 +146,15 @@ class Tracer:
         self._reason = ""  # of the last stop
 
     def step(self, event: AgentEvent, before: Supervision, state: Supervision, *, started: bool) -> None:
-        self._note_generation(before, state, started)
-        if isinstance(event, Stop):
-            self._reason = event.decision.reason
-        if isinstance(event, Ended) and state.assignment is not None and state.assignment.node_rank == 0:
-            self._exporter.put(self._whole_job(event.outcome, state))
-
-    def _note_generation(self, before: Supervision, state: Supervision, started: bool) -> None:
         now = time.time()
         if started and state.assignment is not None and len(self._generations) < _GENERATIONS_KEPT:
             self._generations.append((state.assignment.generation, now, now))
         elif before.phase is AgentPhase.RUNNING and self._generations:
             self._generations[-1] = (*self._generations[-1][:2], now)
+        if isinstance(event, Stop):
+            self._reason = event.decision.reason
+        if isinstance(event, Ended) and state.assignment is not None and state.assignment.node_rank == 0:
+            self._exporter.put(self._whole_job(event.outcome, state))
 
     def _whole_job(self, outcome: Outcome, state: Supervision) -> Sequence[TraceSpan]:
         attributes: dict[str, Value] = {

@@ -71,18 +71,15 @@ def combine_with_torch(
 def _combine_piece(row: Row, inputs: list[torch.Tensor], result: torch.Tensor) -> None:
     result.zero_()
     for bit in reversed(range(max(row).bit_length())):
-        _times_x(result)
+        # Multiply all elements by x, in place.
+        words = result
+        over = (words >> 7) & _LOW_BITS
+        words &= _LOW_BITS * 0x7F
+        words <<= 1
+        words ^= over * _REDUCED
         for coefficient, each in zip(row, inputs, strict=True):
             if coefficient >> bit & 1:
                 result ^= each
-
-
-def _times_x(words: torch.Tensor) -> None:
-    """Multiply all elements by x, in place."""
-    over = (words >> 7) & _LOW_BITS
-    words &= _LOW_BITS * 0x7F
-    words <<= 1
-    words ^= over * _REDUCED
 
 
 # --- the file of a parity chunk --------------------------------------------------------------------
@@ -308,7 +305,10 @@ class StripeEncoder:
         mine = self.store.open((self.stripe.number, 0), number, self.k + self.m, n_bytes)
         for row, holder in self._others():
             holder.ask(opened | {"row": row})
-        self._make_buffers(min(_PIECE_BYTES, n_bytes))
+        size = min(_PIECE_BYTES, n_bytes)
+        if not self._inputs or len(self._inputs[0]) < size:
+            self._inputs = [memoryview(bytearray(size)) for _ in range(self.k)]
+            self._outputs = [memoryview(bytearray(size)) for _ in range(self.m - 1)]
         sums = [0] * (self.k + self.m)
         for at in range(0, n_bytes, _PIECE_BYTES):
             began = time.monotonic()
@@ -375,11 +375,6 @@ class StripeEncoder:
             sums[self.k + row] = image.crc32(output, sums[self.k + row])
         for _row, holder in others:
             holder.receive()
-
-    def _make_buffers(self, size: int) -> None:
-        if not self._inputs or len(self._inputs[0]) < size:
-            self._inputs = [memoryview(bytearray(size)) for _ in range(self.k)]
-            self._outputs = [memoryview(bytearray(size)) for _ in range(self.m - 1)]
 
     def _others(self) -> list[tuple[int, Peer]]:
         """The other holders of parity: row and connection."""

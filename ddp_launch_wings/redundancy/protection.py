@@ -40,14 +40,10 @@ _WEAK = (
 
 def asked(option: str, environ: Mapping[str, str]) -> OpenShield | None:
     """What opens the protection of a generation; None if the text means none."""
-    _check_is_text(option)
-    wanted = placement.parse(option)
-    return None if wanted is None else partial(Protection.open, wanted, environ)
-
-
-def _check_is_text(option: object) -> None:
     if not isinstance(option, str):
         raise WrongType(f"invalid redundancy={option!r}: use a text such as 'copies:1', 'code:6+2' or 'auto'")
+    wanted = placement.parse(option)
+    return None if wanted is None else partial(Protection.open, wanted, environ)
 
 
 @dataclass(slots=True)
@@ -172,9 +168,17 @@ class Leader:
                 try:
                     if self._decided is None:
                         self._decided = self._round(newest + self._ahead)
-                    self._announce()
+                    # Say that the commit is protected, until all know it: some may have released the one before.
+                    if self._decided is not None:
+                        self._ask_all({"do": "protected", "number": self._decided})
+                        self._done, self._decided = self._decided, None
                 except OSError as error:
-                    self._failed(newest, error)
+                    reason = error.strerror or str(error)
+                    self._failures.append(reason)
+                    log.info("ddp.elastic: commit %d was not protected: %s", newest, reason)
+                    if len(self._failures) >= _PATIENCE and reason not in self._warned:
+                        self._warned.add(reason)
+                        log.warning(_NOT_PROTECTED, newest, reason)
                     self._protector.wait(min(2.0 ** len(self._failures), _LONGEST_PAUSE_S))
                 else:
                     self._failures.clear()
@@ -203,12 +207,6 @@ class Leader:
         except OSError:
             self._give_up(number)
             raise
-
-    def _announce(self) -> None:
-        """Say that the commit is protected, until all know it: some may have released the one before."""
-        if self._decided is not None:
-            self._ask_all({"do": "protected", "number": self._decided})
-            self._done, self._decided = self._decided, None
 
     def _wait_until_encoded(self, number: int) -> int | None:
         numbers: set[int] = set()
@@ -242,14 +240,6 @@ class Leader:
                 each.ask({"do": "give up", "number": number})
             except OSError as error:
                 log.debug("ddp.elastic: %s", error)
-
-    def _failed(self, number: int, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        self._failures.append(reason)
-        log.info("ddp.elastic: commit %d was not protected: %s", number, reason)
-        if len(self._failures) >= _PATIENCE and reason not in self._warned:
-            self._warned.add(reason)
-            log.warning(_NOT_PROTECTED, number, reason)
 
 
 # --- a rank in these rounds ------------------------------------------------------------------------

@@ -72,17 +72,14 @@ class Raised:
     def headline(self) -> str:
         first = re.sub(r"^\[\S+\.(?:cc|cpp|hpp|h|cu):\d+\] ", "", first_line(self.message))
         if "Original Traceback (most recent" in self.message and first.startswith("Caught "):
-            return self._worker_headline(first)
+            # The cause of a DataLoader worker's exception: torch puts the worker's traceback into the message.
+            original = last_raised(self.message.replace("Original Traceback", "Traceback").split("\n"))
+            where = first.partition(" in ")[2].rstrip(".")
+            if original is None:
+                return f"{self.short_type}: {first}"
+            return f"{original.chain[-1].headline} (in {where})"
         line = f"{self.short_type}: {first}" if first else self.short_type
         return f"{line}; first exception of the group: {self.parts[0].headline}" if self.parts else line
-
-    def _worker_headline(self, caught: str) -> str:
-        """The cause of a DataLoader worker's exception: torch puts the worker's traceback into the message."""
-        original = last_raised(self.message.replace("Original Traceback", "Traceback").split("\n"))
-        where = caught.partition(" in ")[2].rstrip(".")
-        if original is None:
-            return f"{self.short_type}: {caught}"
-        return f"{original.chain[-1].headline} (in {where})"
 
 
 @dataclass(frozen=True, slots=True)

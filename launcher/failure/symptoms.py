@@ -213,9 +213,16 @@ def hint_of(raised: Raised, hiding: Mapping[str, str] = _NOTHING) -> str:
         return hidden
     words = raised.message.lower()
     if raised.short_type in ("ModuleNotFoundError", "ImportError"):
-        return _import_hint(raised.message)
+        missing = re.search(r"No module named '([^']+)'", raised.message)
+        if missing is None:
+            return ""
+        return f"check that {missing[1].partition('.')[0]} is installed for the Python that runs the ranks"
     if "no space left on device" in words and not is_of_library(raised):
-        return _space_hint(raised)
+        # The error of a lock or of shared memory contains no path, so the files of its traceback are searched too.
+        places = (*raised.files, *raised.message.splitlines())
+        if any(_any(place, _IN_SHARED_MEMORY) for place in places):
+            return "/dev/shm is full: df -h /dev/shm shows its size (docker: --shm-size=8g, or --ipc=host)"
+        return "a disk, or /dev/shm, is full: df -h shows which one"
     if raised.short_type == "OutOfMemoryError":
         words = "cuda out of memory " + words
     plain = next((hint for needle, hint in _HINTS if needle in words), "")
@@ -229,14 +236,6 @@ _IN_SHARED_MEMORY = (
     "/multiprocessing/shared_memory.py",
     "/multiprocessing/heap.py",
 )
-
-
-def _space_hint(raised: Raised) -> str:
-    """The error of a lock or of shared memory contains no path, so the files of its traceback are searched too."""
-    places = (*raised.files, *raised.message.splitlines())
-    if any(_any(place, _IN_SHARED_MEMORY) for place in places):
-        return "/dev/shm is full: df -h /dev/shm shows its size (docker: --shm-size=8g, or --ipc=host)"
-    return "a disk, or /dev/shm, is full: df -h shows which one"
 
 
 def is_known(raised: Raised) -> bool:
@@ -275,13 +274,6 @@ def is_mismatch_error(raised: Raised) -> bool:
 def is_of_library(raised: Raised) -> bool:
     """Whether torch or one of its libraries raises this type; a user's code may raise RuntimeError, too."""
     return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
-
-
-def _import_hint(message: str) -> str:
-    missing = re.search(r"No module named '([^']+)'", message)
-    if missing is None:
-        return ""
-    return f"check that {missing[1].partition('.')[0]} is installed for the Python that runs the ranks"
 
 
 def _any(words: str, needles: tuple[str, ...]) -> bool:

@@ -335,7 +335,11 @@ def _exited(end: RankEnd) -> _Account:
     if crash is not None and (end.uncaught or _is_last(crash)):
         account = _of_chain(crash, end.hiding)
         if end.uncaught is not False or account.failure is FailureClass.CONSEQUENCE:
-            return _with_traceback(account, code)
+            # Python exits with 1 after an uncaught exception. The script chose any other code, so the code is reported.
+            if code == 1 or account.failure is FailureClass.CONSEQUENCE:
+                return account
+            reason = f"exit code {code}; last exception: {account.reason}"
+            return replace(account, failure=FailureClass.EXIT_CODE, reason=reason, doubt=None)
         if account.lost_peer:  # handled, and then the rank has ended with an exit code
             return replace(_plain_exit(end, code, lines), lost_peer=True)
     if (native := last_native(lines)) is not None:
@@ -353,14 +357,6 @@ def _is_last(crash: Crash) -> bool:
     has_one_line = "\n" not in raised.message or "Original Traceback" in raised.message
     is_whole = has_one_line or is_of_library(raised) or raised.type == "ddp.CommError"
     return not crash.lines_after and is_whole
-
-
-def _with_traceback(account: _Account, code: int) -> _Account:
-    """Python exits with 1 after an uncaught exception. The script chose any other code, so the code is reported."""
-    if code == 1 or account.failure is FailureClass.CONSEQUENCE:
-        return account
-    reason = f"exit code {code}; last exception: {account.reason}"
-    return replace(account, failure=FailureClass.EXIT_CODE, reason=reason, doubt=None)
 
 
 def _usage_error(lines: list[str]) -> str:

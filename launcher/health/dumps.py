@@ -136,7 +136,8 @@ def compared_folder(folder: str) -> tuple[int, list[str]]:
     """Compare all dumps below a folder, from any number of nodes. Return the number of ranks, and what they show."""
     found: dict[int, Dump] = {}
     for place, _folders, names in sorted(os.walk(folder)):
-        rank = _rank_of(place)
+        named = re.search(r"(\d+)$", os.path.basename(place))
+        rank = int(named[1]) if named else None
         for name in names:
             pickled = re.fullmatch(re.escape(DUMP_FILE) + r"(\d+)|nccl_trace_rank_(\d+)", name)
             of = int(pickled[1] or pickled[2]) if pickled else rank if name == JSON_NAME else None
@@ -160,11 +161,6 @@ def compared(dumps: Collection[Dump]) -> list[str]:
         *(f"rank {rank} {reason}" for rank, reason in behind.items()),
         *(line for line in others if not line.startswith(named) or not named),
     ]
-
-
-def _rank_of(folder: str) -> int | None:
-    named = re.search(r"(\d+)$", os.path.basename(folder))
-    return int(named[1]) if named else None
 
 
 def _main(folder: str) -> int:

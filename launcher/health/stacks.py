@@ -121,7 +121,11 @@ def _of_thread(memory: FileIO, pid: int, task: int, deadline: float) -> str:
     if not _send(pid, task) or not _is_done(pid, task, min(deadline, time.monotonic() + _EACH_S)):
         return ""
     memory.seek(start)
-    return _with_number(memory.read(_LARGEST).decode(errors="replace").strip("\n"), pid, task)
+    # faulthandler calls each thread the current one, and knows it by its address. The kernel's number says more.
+    text = memory.read(_LARGEST).decode(errors="replace").strip("\n")
+    if not text:
+        return ""
+    return _HEAD.sub(MAIN_THREAD if task == pid else f"Thread {task}", text, count=1)
 
 
 def _is_done(pid: int, task: int, deadline: float) -> bool:
@@ -134,13 +138,6 @@ def _is_done(pid: int, task: int, deadline: float) -> bool:
             return True
         time.sleep(_CHECK_S)
     return False
-
-
-def _with_number(text: str, pid: int, task: int) -> str:
-    """faulthandler calls each thread the current one, and knows it by its address. The kernel's number says more."""
-    if not text:
-        return ""
-    return _HEAD.sub(MAIN_THREAD if task == pid else f"Thread {task}", text, count=1)
 
 
 def _memory(pid: int) -> FileIO:

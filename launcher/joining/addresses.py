@@ -129,18 +129,18 @@ async def obstacle_to(host: str, port: int, *, listens: bool, within_s: float = 
         except OSError as error:
             if isinstance(error, ConnectionRefusedError) and not listens:
                 return ""
-            error_text = _error_text(error)
+            # The message of an error. Lookup errors, and errors of several addresses, have only a text.
+            error_text = (
+                os.strerror(error.errno).lower()
+                if error.errno is not None and error.errno > 0
+                else str(error)
+            )
             if loop.time() + _AGAIN_S > give_up_at:
                 return error_text
         else:
             writer.close()
             return ""
         await asyncio.sleep(_AGAIN_S)
-
-
-def _error_text(error: OSError) -> str:
-    """The message of an error. Lookup errors, and errors of several addresses, have only a text."""
-    return os.strerror(error.errno).lower() if error.errno is not None and error.errno > 0 else str(error)
 
 
 def unreachable_store(here: str, there: str, store: StoreAddress, generation: int, why: str) -> str:

@@ -170,7 +170,10 @@ def drawn(blocks: tuple[LiveBlock, ...], status: str, size: Size, is_colored: bo
     columns = max(1, size.columns - 1)
     prompting = next((block for block in blocks if block.prompt is not None), None)
     if prompting is not None and prompting.prompt is not None:
-        return _prompt(prompting, prompting.prompt, columns, is_colored)
+        cells = (*prompting.label, *prompting.prompt.cells)
+        text = _text(cells, columns, is_colored)
+        back = min(len(cells), columns) - (len(prompting.label) + prompting.column)
+        return _encoded(text + (f"\x1b[{back}D" if back > 0 else ""))
     last = max(1, columns - _ECHO_COLUMNS)
     rows = [(*block.label, *row.cells) for block in blocks for row in block.rows if not row.is_blank]
     rows = rows[: max(1, size.rows // _MOST_OF_HEIGHT)]
@@ -207,13 +210,6 @@ def wraps_anew(environ: Mapping[str, str]) -> bool:
 
 def _width(row: bytes) -> int:
     return len(cells_of(_SEQUENCE.sub(b"", row).decode("utf-8", "replace"), "", 0))
-
-
-def _prompt(block: LiveBlock, prompt: ScreenRow, columns: int, is_colored: bool) -> bytes:
-    cells = (*block.label, *prompt.cells)
-    text = _text(cells, columns, is_colored)
-    back = min(len(cells), columns) - (len(block.label) + block.column)
-    return _encoded(text + (f"\x1b[{back}D" if back > 0 else ""))
 
 
 def _text(cells: tuple[Cell, ...], columns: int, is_colored: bool) -> str:

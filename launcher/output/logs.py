@@ -312,7 +312,8 @@ class LogPump:
                     had_output = True
                     self._read(stream, now)
         self._show_due_updates(now)
-        self._show_due_lines(now)
+        if self._held:
+            self._show_first(lines.count_of_due(self._held, now, self._writers()))
         self._run_requests()
         if self._throttle.is_active:
             self._report_slow_readers(now)
@@ -427,10 +428,6 @@ class LogPump:
 
     def _show_held(self) -> None:
         self._show_first(len(self._held))
-
-    def _show_due_lines(self, now: float) -> None:
-        if self._held:
-            self._show_first(lines.count_of_due(self._held, now, self._writers()))
 
     def _show_first(self, count: int) -> None:
         shown, self._held = self._held[:count], self._held[count:]

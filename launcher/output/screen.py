@@ -161,7 +161,11 @@ class Canvas:
             return
         if parameters.startswith("?"):
             if parameters == "?25" and final in "hl":
-                self._show_cursor(final == "h")
+                is_shown = final == "h"
+                if is_shown:
+                    self._is_over, self.display = True, RedrawnRows()
+                else:
+                    self.display = replace(self.display, hides_cursor=True)
             return
         numbers = _numbers(parameters)
         if final in "JK":
@@ -170,12 +174,6 @@ class Canvas:
             self._shift(final, max(1, numbers[0] if numbers else 1))
         else:
             self._move_by(final, numbers)
-
-    def _show_cursor(self, is_shown: bool) -> None:
-        if is_shown:
-            self._is_over, self.display = True, RedrawnRows()
-        else:
-            self.display = replace(self.display, hides_cursor=True)
 
     def _move_by(self, final: str, numbers: list[int]) -> None:
         count = max(1, numbers[0] if numbers else 1)
@@ -371,7 +369,7 @@ def feed(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, Finished]:
     if chunk:
         screen, more = _feed_cells(screen, chunk, now)
         lines, unbroken = lines + more, unbroken + more
-    has_text = _has_text(screen)
+    has_text = bool(screen.text) or bool(screen.rows and not screen.rows[screen.at].is_blank)
     is_prompt = was_prompt and has_text and not lines
     waits = has_text and not is_prompt and not screen.redrawn.hides_cursor and not screen.cursor_is_redrawn
     screen = replace(screen, prompt_at=now + PROMPT_AFTER_S if waits else None, is_prompt=is_prompt)
@@ -426,10 +424,6 @@ def finish(screen: Screen) -> bytes:
     while len(rows) > screen.at and rows[-1].is_blank:
         rows = rows[:-1]
     return b"".join(row.line() + b"\n" for row in rows)
-
-
-def _has_text(screen: Screen) -> bool:
-    return bool(screen.text) or bool(screen.rows and not screen.rows[screen.at].is_blank)
 
 
 def _end_of_finished(chunk: bytes) -> int:

@@ -30,7 +30,12 @@ def read_topology(
 ) -> CpuTopology:
     """`gpus` are addresses from `visible_gpus`. `allowed` defaults to the CPUs this process may use."""
     usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
-    nodes = _node_of_cpus(root)
+    folder = f"{root}/devices/system/node"
+    nodes = {
+        cpu: int(name.removeprefix("node"))
+        for name in _names(folder, "node")
+        for cpu in parse_cpu_list(_read(f"{folder}/{name}/cpulist"))
+    }
     cpus = _read_cpus(f"{root}/devices/system/cpu", usable, nodes)
     several = len(dict.fromkeys(nodes.values())) > 1
     return CpuTopology(cpus, tuple(_node_of_gpu(root, address, several) for address in gpus))
@@ -66,15 +71,6 @@ def _sharers_of_largest_cache(folder: str) -> tuple[int, ...]:
         if level > largest and _read(f"{folder}/{name}/type") in ("Unified", "Data"):
             largest, sharers = level, parse_cpu_list(_read(f"{folder}/{name}/shared_cpu_list"))
     return sharers
-
-
-def _node_of_cpus(root: str) -> dict[int, int]:
-    folder = f"{root}/devices/system/node"
-    return {
-        cpu: int(name.removeprefix("node"))
-        for name in _names(folder, "node")
-        for cpu in parse_cpu_list(_read(f"{folder}/{name}/cpulist"))
-    }
 
 
 def _node_of_gpu(root: str, address: str, several_nodes: bool) -> int:

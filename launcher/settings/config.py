@@ -209,10 +209,7 @@ def _scalar(name: str, key: str, value: object) -> str:
             f"invalid {key} = {quote(str(value))} in {name}: not a string or a number. Use a string or a number.",
             code=Code.CONFIG_FILE_INVALID,
         )
-    return _no_nul(name, key, str(value))
-
-
-def _no_nul(name: str, key: str, text: str) -> str:
+    text = str(value)
     if "\0" in text:
         raise UsageError(
             f"invalid {key} in {name}: it contains a NUL character. Remove the character.",

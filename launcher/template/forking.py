@@ -102,11 +102,7 @@ def arrange() -> None:
         return
     on_exit(leave, None)
     at_exit(close_streams, None, None)
-    _flush_cpp_streams_before(at_exit)
-
-
-def _flush_cpp_streams_before(at_exit: ctypes._NamedFuncPointer) -> None:
-    """Flush std::cout and std::clog too: they have their own buffer after a library calls sync_with_stdio(false)."""
+    # Flush std::cout and std::clog too: they have their own buffer after a library calls sync_with_stdio(false).
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cpp = ctypes.CDLL(
             "libstdc++.so.6", os.RTLD_NOLOAD | os.RTLD_NOW

@@ -275,13 +275,10 @@ class Loop:
         self._keepers.ended(pid, status, is_expected=self._sweeper.is_active)
         child = self._ranks.pop(pid, None)
         if child is not None:
-            self._tell_exit(pid, child, status)
-
-    def _tell_exit(self, pid: int, child: _Child, status: int) -> None:
-        exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        at = time.monotonic()
-        self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, at, child.told))
+            exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+            signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            at = time.monotonic()
+            self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, at, child.told))
 
     def _end(self) -> NoReturn:
         """Kill all descendants and exit: the agent has ended or closed the socket. Cleaners end by themselves."""

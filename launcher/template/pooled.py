@@ -68,7 +68,10 @@ class Template:
         while True:
             for fd, _events in self._poll.poll(self._patience_s() * 1000 + 1):
                 if fd in self._jobs:
-                    self._job_ended(fd)
+                    self._poll.unregister(fd)
+                    os.close(fd)
+                    os.waitpid(self._jobs.pop(fd), 0)
+                    self._used = time.monotonic()
                 elif (handover := self._accept()) is not None:
                     return handover
             if not self._is_listed():
@@ -129,7 +132,11 @@ class Template:
         if obstacle:
             pool_folder.send(connection, {"obstacle": obstacle})
         else:
-            self._note_job(pid)
+            self._served += 1
+            self._used = time.monotonic()
+            ended = os.pidfd_open(pid)
+            self._jobs[ended] = pid
+            self._poll.register(ended, select.POLLIN)
         connection.close()
         return None
 
@@ -138,19 +145,6 @@ class Template:
         if differences := pool_folder.differences(request["key"], self._config["key"]):
             return f"the command differs from the one that the template was made for: {differences[0]}"
         return freshness.change(self._snapshot) or self._shadowed()
-
-    def _note_job(self, pid: int) -> None:
-        self._served += 1
-        self._used = time.monotonic()
-        ended = os.pidfd_open(pid)
-        self._jobs[ended] = pid
-        self._poll.register(ended, select.POLLIN)
-
-    def _job_ended(self, fd: int) -> None:
-        self._poll.unregister(fd)
-        os.close(fd)
-        os.waitpid(self._jobs.pop(fd), 0)
-        self._used = time.monotonic()
 
     def _forget(self) -> None:
         """In a fork: leave what belongs to the template."""
@@ -327,7 +321,13 @@ def take_over(handover: Handover, old_args: tuple[str, ...], printed: tuple[byte
     show(request["argv"])
     set_arguments(list(old_args), request["args"])
     _renew_standard_input()
-    _renew_start_of_logging()
+    # `%(relativeCreated)d` counts from the import of logging, which is the only one of torch that reads the time.
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:
+        import time
+
+        is_integer = isinstance(logging._startTime, int)
+        logging._startTime = time.time_ns() if is_integer else time.time()
     for fd, text in zip((1, 2), printed, strict=True):
         if text:
             with contextlib.suppress(OSError):
@@ -363,16 +363,6 @@ def _renew_standard_input() -> None:
     stream.mode = "r"
     for name in ("stdin", "__stdin__"):
         setattr(sys, name, stream)
-
-
-def _renew_start_of_logging() -> None:
-    """`%(relativeCreated)d` counts from the import of logging, which is the only one of torch that reads the time."""
-    logging: Any = sys.modules.get("logging")
-    if logging is not None:
-        import time
-
-        is_integer = isinstance(logging._startTime, int)
-        logging._startTime = time.time_ns() if is_integer else time.time()
 
 
 # --- its command line ------------------------------------------------------------------------------

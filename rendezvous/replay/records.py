@@ -193,7 +193,12 @@ def records(machine: Machine, header: Header, lines: Iterable[bytes]) -> Iterato
     """Raises `RecordUnreadable` at the first line that cannot be read exactly."""
     clock, decoder = _Clock(), Decoder(header.schema, all_fields)
     try:
-        _check_schema(machine, header)
+        # A class that the file does not describe may be one that its release did not know: then it is not in it.
+        for kind in (machine.state, machine.event):
+            for cls in classes(kind, all_fields):
+                unknown = set(header.schema.get(cls.__name__, ())) - {f.name for f in fields(cls)}
+                if unknown:
+                    raise ValueError(f"{cls.__name__} has no field {min(unknown)} here")
         state, event = decoder.decoder(machine.state), decoder.decoder(machine.event)
     except _UNREADABLE as error:
         raise RecordUnreadable(str(error)) from None
@@ -212,15 +217,6 @@ def records(machine: Machine, header: Header, lines: Iterable[bytes]) -> Iterato
                     raise ValueError(f"{str(other)[:40]!r} is not a record")
         except _UNREADABLE as error:
             raise RecordUnreadable(str(error)) from None
-
-
-def _check_schema(machine: Machine, header: Header) -> None:
-    """A class that the file does not describe may be one that its release did not know: then it is not in it."""
-    for kind in (machine.state, machine.event):
-        for cls in classes(kind, all_fields):
-            unknown = set(header.schema.get(cls.__name__, ())) - {f.name for f in fields(cls)}
-            if unknown:
-                raise ValueError(f"{cls.__name__} has no field {min(unknown)} here")
 
 
 # --- what they hide --------------------------------------------------------------------------------

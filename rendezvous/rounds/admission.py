@@ -101,7 +101,9 @@ def join(state: JobState, event: AgentJoined, now: float) -> Result:
     if refusal is not None:
         return state, (Tell(agent, refusal), *_reported_to_waiting_nodes(state, agent, refusal))
     if state.spec is None:
-        state = _founded(state, event.spec, now)
+        spec = event.spec
+        timers = replace(state.timers, give_up_at=now + spec.join_timeout_s)
+        state = replace(state, spec=spec, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes, timers=timers)
     state = remember_generation(state, event)
     before = state.members.get(agent.node)
     if before is not None:
@@ -129,11 +131,6 @@ def _without_its_world(state: JobState, now: float) -> JobState:
         **{name: getattr(state, name) for name in _KEPT_WITHOUT_WORLD},
         timers=Timers(give_up_at=now + spec_of(state).join_timeout_s),
     )
-
-
-def _founded(state: JobState, spec: JobSpec, now: float) -> JobState:
-    timers = replace(state.timers, give_up_at=now + spec.join_timeout_s)
-    return replace(state, spec=spec, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes, timers=timers)
 
 
 def _admitted(state: JobState, newcomer: Member, now: float) -> JobState:

@@ -25,7 +25,7 @@ from rendezvous.values.job_state import (
     world_nodes,
     world_of,
 )
-from rendezvous.values.types import AgentId, Cause, Decision, DecisionKind, Recover, ScaleUp
+from rendezvous.values.types import AgentId, Decision, DecisionKind, Recover, ScaleUp
 
 DRAINED = "drained by an operator: "
 
@@ -201,7 +201,8 @@ def heal_ready(state: JobState, event: HealReady, member: Member, now: float) ->
 
 def _restart_without_healing(state: JobState, member: Member, now: float) -> Result:
     """Restart all ranks of a generation that was formed in place. If a failure led to it, this counts as a restart."""
-    origin = _failure_before(state)
+    generation, cause = state.failures[-1] if state.failures else (0, None)
+    origin = cause if generation == state.generation - 1 else None
     plan = plan_restart(state)
     reason = f"{state.refusal}; all ranks restart"
     if origin is None:
@@ -213,8 +214,3 @@ def _restart_without_healing(state: JobState, member: Member, now: float) -> Res
         )
         return order_stop(state, fail, now)
     return order_stop(healing.recounted(state, now), plan.decision(reason, state.generation), now)
-
-
-def _failure_before(state: JobState) -> Cause | None:
-    generation, cause = state.failures[-1] if state.failures else (0, None)
-    return cause if generation == state.generation - 1 else None

@@ -140,7 +140,12 @@ def after_loss(
         state = _no_longer_pending(state, member.agent.node)
     match state.phase:
         case Phase.FORMING:
-            return _thinned(state, now)
+            if state.generation == 0 and not len(state.members):
+                # No member with this spec is left: the next agent may have another spec.
+                timers = Timers(readmit_at=state.timers.readmit_at)
+                blank = JobState(excluded=state.excluded, retired=state.retired, timers=timers)
+                return replace(blank, deadline_at=state.deadline_at), ()
+            return gather(state, now)
         case Phase.SEALED | Phase.RUNNING if working:
             return _end_world(state, working, reason, now, left=left)
         case Phase.STOPPING:
@@ -156,15 +161,6 @@ def after_loss(
 
 def _no_longer_pending(state: JobState, node: str) -> JobState:
     return replace(state, pending=state.pending.minus(node)) if node in state.pending else state
-
-
-def _thinned(state: JobState, now: float) -> Result:
-    if state.generation == 0 and not len(state.members):
-        # No member with this spec is left: the next agent may have another spec.
-        timers = Timers(readmit_at=state.timers.readmit_at)
-        blank = JobState(excluded=state.excluded, retired=state.retired, timers=timers)
-        return replace(blank, deadline_at=state.deadline_at), ()
-    return gather(state, now)
 
 
 def _end_world(state: JobState, lost: Sequence[Member], reason: str, now: float, *, left: bool) -> Result:

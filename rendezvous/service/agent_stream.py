@@ -155,12 +155,9 @@ class AgentStream:
             if n % _THROTTLE_EVERY == 0:
                 await asyncio.sleep(allowance.take(loop.time(), _THROTTLE_EVERY))
             if self._busy():
-                await self._await_backlog()
-
-    async def _await_backlog(self) -> None:
-        """Wait while the store of the job is slow. Flow control keeps unread messages at the sender."""
-        while self._busy():  # noqa: ASYNC110  # a queue of another task: an event per stream would cost more
-            await asyncio.sleep(_BACKLOG_CHECK_S)
+                # Wait while the store of the job is slow. Flow control keeps unread messages at the sender.
+                while self._busy():  # noqa: ASYNC110  # a queue of another task: an event per stream would cost more
+                    await asyncio.sleep(_BACKLOG_CHECK_S)
 
     def _decode(self, data: bytes) -> FromAgent:
         message = read_from_agent(data, self.agent)

@@ -140,16 +140,15 @@ class Listener:
         except ConnectionAbortedError:
             pass  # the client is gone
         except OSError as error:  # no descriptors or no memory
-            self._note_error(error)
+            now = asyncio.get_running_loop().time()
+            if now - self._error_logged_at >= _ERROR_LOGGED_EVERY_S:
+                self._error_logged_at = now
+                _log.error(
+                    "cannot accept an HTTP connection: %s; trying again", os.strerror(error.errno or 0)
+                )
             await asyncio.sleep(_AFTER_ERROR_S)
         else:
             self._take(_Connection(sock, str(where[0]), int(where[1])))
-
-    def _note_error(self, error: OSError) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._error_logged_at >= _ERROR_LOGGED_EVERY_S:
-            self._error_logged_at = now
-            _log.error("cannot accept an HTTP connection: %s; trying again", os.strerror(error.errno or 0))
 
     def _take(self, new: _Connection) -> None:
         self._strangers = [each for each in self._strangers if each.is_open]

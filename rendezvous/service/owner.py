@@ -212,7 +212,11 @@ class JobOwner:
         while True:
             if isinstance(event, DeadlineReached) and self._heartbeats:
                 self._job.renew_leases(self._signs_of_life())
-                self._forget_heartbeats()
+                # Of agents that are not members. The others are kept: they tell since when an agent is silent.
+                state = self._job.state
+                self._heartbeats = {
+                    a: at for a, at in self._heartbeats.items() if member_of(state, a) is not None
+                }
             transition = self._job.take(event, asyncio.get_running_loop().time())
             version = self._job.version
             if transition.persists:
@@ -230,11 +234,6 @@ class JobOwner:
                 self._note(event, before, transition.state)
             self._perform(transition)
             return
-
-    def _forget_heartbeats(self) -> None:
-        """Of agents that are not members. The others are kept: they tell since when an agent is silent."""
-        state = self._job.state
-        self._heartbeats = {a: at for a, at in self._heartbeats.items() if member_of(state, a) is not None}
 
     def _signs_of_life(self) -> dict[AgentId, float]:
         cadence, world = self._cadence_now(), self._job.state.world

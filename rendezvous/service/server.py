@@ -299,18 +299,15 @@ def _why_not(address: str) -> str:
     """The kernel's error for the same address; empty if it can be bound."""
     try:
         if address.startswith("unix:"):
-            _bind_path(address.removeprefix("unix:").removeprefix("//"))
+            path = address.removeprefix("unix:").removeprefix("//")
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(path)
+                os.unlink(path)
         else:
             _bind_port(address)
     except OSError as error:
         return in_words(error)
     return ""
-
-
-def _bind_path(path: str) -> None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.bind(path)
-        os.unlink(path)
 
 
 def _bind_port(address: str) -> None:

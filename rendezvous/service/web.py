@@ -68,10 +68,20 @@ class Web:
             async with asyncio.timeout(_REQUEST_S):
                 request = await reader.readuntil(b"\r\n\r\n")
                 if request.startswith(_HTTP2):
-                    self._note_grpc(str(writer.get_extra_info("peername", ("",))[0]))
+                    peer = str(writer.get_extra_info("peername", ("",))[0])
+                    if self._refused is not None:
+                        from rendezvous.access.auth import Reason
+
+                        self._refused(
+                            Reason.HTTP_PORT,
+                            peer,
+                            "the client sent gRPC to the port of --http; use the port of --listen",
+                        )
                 writer.write(self._answer(request))
                 writer.write_eof()
-                await _discard(reader)
+                # Read the rest, such as a body: closing a socket with unread bytes would discard the answer.
+                while await reader.read(_REQUEST_BYTES):
+                    pass
         except TimeoutError:
             writer.transport.abort()  # also if the client does not read its answer
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -86,14 +96,6 @@ class Web:
             from rendezvous.access.auth import Reason
 
             self._refused(Reason.CROWD, address, "too many open connections to the port of --http")
-
-    def _note_grpc(self, peer: str) -> None:
-        if self._refused is not None:
-            from rendezvous.access.auth import Reason
-
-            self._refused(
-                Reason.HTTP_PORT, peer, "the client sent gRPC to the port of --http; use the port of --listen"
-            )
 
     def _answer(self, request: bytes) -> bytes:
         head, body = _response(*self._decide(request))
@@ -128,12 +130,6 @@ class Web:
                 return "200 OK", self._metrics(), _METRICS
             case _:
                 return "404 Not Found", "use /livez, /readyz or /metrics\n", _TEXT
-
-
-async def _discard(reader: asyncio.StreamReader) -> None:
-    """Read the rest, such as a body: closing a socket with unread bytes would discard the answer."""
-    while await reader.read(_REQUEST_BYTES):
-        pass
 
 
 def _response(status: str, text: str, content_type: str) -> tuple[bytes, bytes]:

@@ -210,12 +210,9 @@ class Notices:
                     return value
                 await changed
             finally:
-                self._forget(key, changed)
-
-    def _forget(self, key: str, changed: asyncio.Future[None]) -> None:
-        rest = [w for w in self._waiting.pop(key, []) if w is not changed]
-        if rest:
-            self._waiting[key] = rest
+                rest = [w for w in self._waiting.pop(key, []) if w is not changed]
+                if rest:
+                    self._waiting[key] = rest
 
 
 # --- ownership without other replicas: this process owns every job ----------------------------------

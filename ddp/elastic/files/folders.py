@@ -98,7 +98,12 @@ class LocalFolder:
 
     def read(self, file: str) -> memoryview:
         mapped = kept_images.map_for_reading(self._path / file)
-        _load(mapped)
+        # Let the kernel read all of a mapped file now: what the disk cannot read is an error here, and a SIGBUS later.
+        try:
+            mapped.madvise(_MADV_POPULATE_READ)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # Linux before 5.14
+                raise OSError(errno.EIO, "the disk does not give all of it") from error
         return memoryview(mapped)
 
     def read_ranges(self, wanted: list[Range]) -> list[bytes]:
@@ -173,15 +178,6 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _load(mapped: mmap.mmap) -> None:
-    """Let the kernel read all of a mapped file now: what the disk cannot read is an error here, and a SIGBUS later."""
-    try:
-        mapped.madvise(_MADV_POPULATE_READ)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # Linux before 5.14
-            raise OSError(errno.EIO, "the disk does not give all of it") from error
 
 
 def _write_all(fd: int, buffers: Iterable[bytes | memoryview]) -> None:
