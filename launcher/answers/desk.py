@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.answers.measured import Measured, use_values
 from launcher.health.page import in_words, times_of
-from launcher.health.stack_text import without_ours
-from launcher.health.stacks import native_stacks, stacks_of
+from launcher.health.stacks import native_stacks, stacks_of, without_ours
 from launcher.machine.gpu_reading import text_of
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import (

@@ -12,7 +12,7 @@ import os
 import platform
 import stat
 
-from launcher.output import keyboard
+from launcher.output import terminal
 
 # By machine: the numbers of read, of select and pselect6, of poll and ppoll, of wait4 and waitid, of epoll_wait and its
 # successors, of futex.
@@ -62,7 +62,7 @@ def _watches_input(pid: int, number: str, arguments: list[str]) -> bool:
     """Whether the main thread, or one that it waits for, sleeps in `epoll` on a set with standard input."""
     if number in _EPOLL:
         return _contains_input(pid, arguments[0])
-    if number not in _FUTEX or not keyboard.is_raw():  # a look at all threads costs milliseconds
+    if number not in _FUTEX or not terminal.is_raw():  # a look at all threads costs milliseconds
         return False
     try:
         threads = os.listdir(f"/proc/{pid}/task")[:_THREADS_LIMIT]

@@ -33,11 +33,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from launcher.output import lines
-from launcher.output.keyboard import Keyboard
 from launcher.output.lines import CUT, TRACEBACK_HEADER, RankLabel, without_color
 from launcher.output.log_file import LogFile, LogFiles, MergedLog, StreamKey, link_folder
 from launcher.output.rank_display import LiveDisplay, RankDisplay, ShownText, display_of, label_columns
-from launcher.output.terminal import Terminal, same_place, write_from_background
+from launcher.output.terminal import Keyboard, Terminal, same_place, write_from_background
 from launcher.settings.spec import LogSpec, Streams
 from rendezvous.values.cause_text import counted
 from rendezvous.values.late_dataclass import dataclass

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.output import keyboard, lines, live_area
+from launcher.output import lines, live_area
 from launcher.output.live_area import LiveBlock, PlainView, StreamView, Texts
 from launcher.output.screen import Screen, cells_of
+from launcher.output.terminal import ends_lines
 
 if TYPE_CHECKING:
     from launcher.output.lines import RankLabel
@@ -111,7 +112,7 @@ class DrawnDisplay(RankDisplay):
         rows = live_area.live_rows(self._view) if self._draws_bars else ()
         unfinished = live_area.prompt(self._view)
         if unfinished is not None and (wait := input_wait(self.rank)) != 0:
-            self._question = wait if wait and keyboard.ends_lines() else 0
+            self._question = wait if wait and ends_lines() else 0
             return LiveBlock(self._label, rows, unfinished, live_area.column(self._view))
         if unfinished is not None and self._draws_bars:
             rows = (*rows, unfinished)

@@ -22,7 +22,7 @@ from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import keyboard_wait, page, stacks
 from launcher.health.guards import Continuation
 from launcher.health.pages import Pages
-from launcher.health.stack_text import without_doubt
+from launcher.health.stacks import without_doubt
 from launcher.output.lines import RankLabel
 from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, resume_args
 from launcher.ranks.zygote import Zygote, rank_argv

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.stack_text import is_local_work, without_doubt, without_ours
+from launcher.health.stacks import is_local_work, without_doubt, without_ours
 from launcher.health.stall_detection import (
     Signs,
     Watch,

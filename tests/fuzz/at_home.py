@@ -19,7 +19,7 @@ from ddp_launch_wings.submit import command
 from launcher.failure import crash_text
 from launcher.failure.rank_facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of, cause_of_asynchronous
-from launcher.health import dumps, page, stack_text
+from launcher.health import dumps, page, stacks
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, with_recorded
@@ -95,7 +95,7 @@ def last_words(data: bytes) -> None:
     died = {"exit_code": None, "signal": number - 128} if number > 128 else {"exit_code": number}
     _told(RankEnd("a", 1, 1, **died, stderr_tail=text))  # type: ignore[arg-type]
     crash_text.bounded(crash_text.clean_lines(text))
-    stack_text.is_local_work(text)
+    stacks.is_local_work(text)
 
 
 def _told(end: RankEnd) -> None:

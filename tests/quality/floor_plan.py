@@ -25,7 +25,7 @@ CORE = {
         *within("failure", "crash_text story symptoms verdict "),
         *within(
             "health",
-            "exposition flight_recorder node_health page stack_text stall_detection time_ledger",
+            "exposition flight_recorder node_health page stall_detection time_ledger",
         ),
         *within("joining", "join"),
         *within("machine", "gpu_state xids"),
