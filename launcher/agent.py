@@ -14,10 +14,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import _ddp_launch_entry as doors
 from launcher import error_boundary, supervision
+from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import (
     AbortGroups,
     Action,
@@ -71,10 +72,6 @@ from rendezvous.values.contracts import TRY_AGAIN
 from rendezvous.values.events import AgentStopped, FromAgent, Refused, Waiting
 from rendezvous.values.questions import LOGS_ARE_IN, Remark
 from rendezvous.values.types import Assignment, StoreAddress
-
-if TYPE_CHECKING:
-    from launcher.error_boundary import ErrorBoundary
-
 
 _GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others
 _LAST_GRACE_S = 5.0  # after the SIGTERM that follows SIGINT

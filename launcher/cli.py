@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import _ddp_launch_entry as doors
 from launcher import ending_file, ssh_control
@@ -21,13 +21,11 @@ from launcher.settings.arguments import CommandLine, UsageError, read_arguments
 from launcher.settings.assemble import HostEnvironment, assemble, entry_point, run_id
 from launcher.settings.checks import read_config
 from launcher.settings.config import Settings, config_path, merge, unknown_variables
+from launcher.settings.spec import LaunchSpec
 from launcher.settings.values import printable
+from launcher.ssh_control import SshControl
 from rendezvous.values.contracts import INTERRUPTED
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
-    from launcher.ssh_control import SshControl
 
 # Only as the first word; a program of that name is ./doctor.
 _DOCTOR, _DOCS, _WARM = "doctor", "docs", "warm"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from typing import TYPE_CHECKING
 
 from launcher import ending_file
 from launcher.ranks.zygote_starter import ZygoteStarter
+from launcher.settings.spec import LaunchSpec
 from launcher.template import tree
 from launcher.warm_pool import pooled_start
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
 
 
 def run_agent(spec: LaunchSpec) -> int:

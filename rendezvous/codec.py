@@ -15,21 +15,19 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
 from rendezvous import session_replay
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import event_log, view
+from rendezvous.session_replay import Redirect
 from rendezvous.values import events, questions, rank_time, rank_view, types
+from rendezvous.values.events import FromAgent, ToAgent
+from rendezvous.values.questions import FromConversation, Wanted
 from rendezvous.values.text_limits import NAME, TextLimit
-
-if TYPE_CHECKING:
-    from rendezvous.session_replay import Redirect
-    from rendezvous.values.events import FromAgent, ToAgent
-    from rendezvous.values.questions import FromConversation, Wanted
-    from rendezvous.values.types import AgentId
+from rendezvous.values.types import AgentId
 
 T = TypeVar("T")
 

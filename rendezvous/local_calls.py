@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rendezvous.grpc_io import choose_engine, silence_grpc
 
@@ -21,9 +21,7 @@ from rendezvous.service.agent_stream import MESSAGE_BYTES, ServiceLimits  # noqa
 from rendezvous.service.calls import Calls, status_of  # noqa: E402
 from rendezvous.service.jobs import summaries_of  # noqa: E402
 from rendezvous.service.operations import Operations  # noqa: E402
-
-if TYPE_CHECKING:
-    from rendezvous.service.owner import OpenJob
+from rendezvous.service.owner import OpenJob  # noqa: E402
 
 _OPERATIONS = "rendezvous.v1.Operations"
 _STOP_S = 0.5

@@ -7,7 +7,6 @@ unchanged, and then the reports. When a newer generation begins, the reports of 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.values.events import (
     AgentJoined,
@@ -28,9 +27,7 @@ from rendezvous.values.events import (
 )
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.text_limits import ShortenedSentence
-
-if TYPE_CHECKING:
-    from rendezvous.values.types import Assignment
+from rendezvous.values.types import Assignment
 
 
 @dataclass(frozen=True, slots=True)

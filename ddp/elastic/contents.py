@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -20,14 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp.elastic import own
 from ddp.elastic.files import dcp
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
+from ddp.elastic.files.dcp import Names
 from ddp.elastic.images import copies, leaves
+from ddp.elastic.images.image import Image
 from ddp.elastic.images.leaves import OWN, Leaf
 from ddp.groups import accelerator
 from ddp.telemetry.coded import WrongType, WrongValue
-
-if TYPE_CHECKING:
-    from ddp.elastic.files.dcp import Names
-    from ddp.elastic.images.image import Image
 
 # --- buckets of wrapped models ---------------------------------------------------------------------
 #

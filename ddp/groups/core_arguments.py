@@ -9,16 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
 from ddp.telemetry.contracts import NATIVE
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 # Load the compiled core. If it was not built, log once that all collectives use Gloo.
 

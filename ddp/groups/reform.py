@@ -31,7 +31,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
@@ -40,10 +40,8 @@ from torch.distributed.rendezvous import rendezvous
 from ddp.groups import membership, process_group, rank_info, registry, successors, wrappers
 from ddp.groups.membership import Membership, let_go
 from ddp.groups.rank_info import END, Announced, CannotReform, WorldPlace, objection, parse_rank_info
+from ddp.groups.registry import Registered
 from ddp.telemetry import collective_marks, guard
-
-if TYPE_CHECKING:
-    from ddp.groups.registry import Registered
 
 # --- where processes meet again --------------------------------------------------------------------
 #

@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,6 @@ from torch.distributed.distributed_c10d import BackendConfig
 from ddp.groups import successors
 from ddp.groups.membership import Membership
 from ddp.telemetry import guard, torch_api, torch_names
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 _DEFAULT = "default_pg"  # torch's prefix for the keys of the default group
 

@@ -11,7 +11,8 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,10 +58,6 @@ from ddp.groups.shared_work import (
 from ddp.telemetry import collective_marks, torch_api, torch_names
 from ddp.telemetry.coded import WrongValue
 from ddp.telemetry.collective_marks import name_ranks
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
 
 # --- the process group -----------------------------------------------------------------------------
 #

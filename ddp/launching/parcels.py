@@ -10,12 +10,10 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ddp.launching.errors import CANNOT_PICKLE, PACKAGE_MISSING, RESULT_UNREADABLE, LaunchError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _CALL, _UNSENDABLE = "call", "unsendable"
 _MOST_SOURCE = 1 << 20  # characters; the latest cells are sent

@@ -6,13 +6,10 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from ddp.launching import parcels
 from ddp.telemetry.contracts import CALL_FOLDER, GENERATION
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 def _print_with_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -19,12 +19,10 @@ import re
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from . import status_page
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 BLOCKED_S = 2.0
 _COMMUNICATES = re.compile(

@@ -16,7 +16,8 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
 from .contracts import (
     BACKWARD,
@@ -44,9 +45,6 @@ try:
     from . import _page as _compiled
 except ImportError:
     _compiled = None
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 T = TypeVar("T")
 

@@ -7,18 +7,16 @@ when it has failed, as torch's does. Signals to the caller go to the agent.
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import cli
 from launcher.settings.arguments import read_arguments
-
-if TYPE_CHECKING:
-    import argparse
 
 _AGENT = "import sys; from _ddp_launch_entry import ddp_launch; sys.exit(ddp_launch())"
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -6,13 +6,11 @@ that prints the ids of jobs, where a job is expected.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
+from typing import Any
 
 FILES, DIRECTORIES = "files", "directories"
 

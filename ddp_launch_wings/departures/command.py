@@ -6,6 +6,7 @@ does not answer is reported once, and asked again.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import socket
@@ -15,15 +16,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ddp_launch_wings.departures import notices
 from ddp_launch_wings.departures.notices import Departure, NotRead, checkpoint_wait_s
 from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    import argparse
 
 HELP = "watch for the announcement that this node leaves; then take a checkpoint, and drain the node"
 _WITHIN_S, _LARGEST, _NOT_FOUND = 3.0, 1 << 20, 404

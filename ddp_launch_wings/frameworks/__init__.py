@@ -7,13 +7,11 @@ epoch and the random generators. The script imports the frameworks; this package
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp.telemetry.coded import WrongType, WrongUse
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = ["LightningCallback", "attach"]
 

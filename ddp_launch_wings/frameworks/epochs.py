@@ -6,9 +6,11 @@ The state of the script is that of a finished step when it asks for the next bat
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -26,10 +28,6 @@ from ddp_launch_wings.frameworks.resuming import (
     saved_path,
     write_as_first,
 )
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
 
 _OURS = "ddp_launch.pt"
 

@@ -12,10 +12,12 @@ receive. So this puts the one of the script, or of `ddp.on_failure`, in its plac
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,10 +33,6 @@ from ddp_launch_wings.frameworks.resuming import (
     register,
     saved_path,
 )
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
 
 _OURS = "ddp_launch"
 _LOG_EVERY_S = 1.0  # the launcher reads once a second, and a loss on a device is waited for

@@ -7,7 +7,9 @@ the first batch, or at the beginning of an epoch before that: what is held here 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import os
+from pathlib import Path
+from typing import Any
 
 from ddp.last_step import step_complete
 from ddp.telemetry.sections import status
@@ -21,10 +23,6 @@ from ddp_launch_wings.frameworks.resuming import (
     saved_path,
     write_as_first,
 )
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
 
 
 def attach(trainer: Any, transformers: Any, folder: str | os.PathLike[str] | None) -> Any:

@@ -6,20 +6,17 @@ import asyncio
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ddp_launch_wings.history import story_file
+from ddp_launch_wings.history.story_file import Story
 from launcher.answers.log_reading import read_logs
 from launcher.output.log_file import Kept, LogHistory, RankLog, StreamKey
 from rendezvous.service.owner import OpenJob
+from rendezvous.values.events import Event
 from rendezvous.values.frozen_map import EMPTY
 from rendezvous.values.job_state import JobState, Phase
 from rendezvous.values.questions import CannotAnswer, LogsWanted, Told, Wanted
 from rendezvous.values.types import Outcome
-
-if TYPE_CHECKING:
-    from ddp_launch_wings.history.story_file import Story
-    from rendezvous.values.events import Event
 
 _STREAM = re.compile(r"generation_(\d{1,9})/rank_(\d{1,9})/(stdout|stderr)\.log", re.ASCII)
 _KILLED = 137  # the exit code that a shell reports for a killed command

@@ -17,13 +17,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from rendezvous.rounds.event_log import Past, decode_past, encode_past
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
-
-if TYPE_CHECKING:
-    from rendezvous.values.job_state import JobState
+from rendezvous.values.job_state import JobState
 
 OFF = "none"  # instead of a folder
 ENDING, OUTPUT = ".story", ".logs"

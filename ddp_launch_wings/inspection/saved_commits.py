@@ -9,7 +9,8 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -20,10 +21,6 @@ from ddp.elastic.files.dcp import UnreadableMetadata
 from ddp.elastic.files.folders import Folder, open_folder
 from ddp.elastic.images.image import DamagedImage
 from ddp.telemetry.coded import WrongValue
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # The commits in a folder, by the names and sizes of their files. Needs no torch: for `python -m ddp.elastic ls`.
 

@@ -24,13 +24,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_launch_wings.links import link_plan
 from ddp_launch_wings.links.link_plan import Baseline, Findings, MeasuredLink, Pair, SlowNode
 from launcher.joining.connect import CannotConnect, ServiceConnection
 from launcher.joining.join import node_facts
 from launcher.preflight.checkup import Check, Comparison, Grade, Report, skipped
+from launcher.settings.spec import LaunchSpec
 from rendezvous.client.remote_session import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
@@ -50,10 +51,6 @@ from rendezvous.values.events import (
 )
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Assignment, RestartBudget, StoreAddress
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
-
 
 _START_S = 10.0  # for a partner to reach the round: a slow link of the previous round may delay it
 _WORD_S = 120.0  # for a value from another node; a lost node ends the comparison much earlier

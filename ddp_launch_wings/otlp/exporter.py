@@ -13,18 +13,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ddp_launch_wings.otlp import traces
+from ddp_launch_wings.otlp.traces import TraceSpan, Value
 from launcher.exchange import AgentEvent, AgentPhase, Supervision
 from rendezvous.values.contracts import VERSION
 from rendezvous.values.events import Ended, Stop
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ddp_launch_wings.otlp.traces import TraceSpan, Value
-    from rendezvous.values.types import Outcome
+from rendezvous.values.types import Outcome
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
 _TIMEOUT_S = 5.0

@@ -11,7 +11,9 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -22,11 +24,6 @@ from ddp.groups import core_arguments
 from ddp_launch_wings.redundancy import placement
 from ddp_launch_wings.redundancy.peer_links import Links, Peer, PeerError
 from ddp_launch_wings.redundancy.placement import Protected, Row, Stripe, StripeFacts, chunk_range
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
 
 # --- linear combinations ---------------------------------------------------------------------------
 #

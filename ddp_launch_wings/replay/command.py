@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from rendezvous.control.formats import add_output, warn
 from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code
-
-if TYPE_CHECKING:
-    import argparse
 
 HELP = "make the decisions of a journal again, or with other settings; needs no service"
 

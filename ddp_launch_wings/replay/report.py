@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_launch_wings.replay.player import Line, Step, answers, event_words, play
 from ddp_launch_wings.replay.what_if import BadChange, Choice, Parting, compare, parse
@@ -29,10 +30,6 @@ from rendezvous.replay.records import (
 from rendezvous.values.contracts import VERSION
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    import argparse
-
 
 # Reads the lines of a journal, as far as it is whole: a job that still runs, or was killed, has no end in its file.
 

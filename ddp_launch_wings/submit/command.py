@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_launch_wings.submit import kubernetes, slurm, ssh
 from ddp_launch_wings.submit.job import BadJobFile, JobFile, read
@@ -18,10 +19,6 @@ from rendezvous.access import secret
 from rendezvous.control.formats import documents
 from rendezvous.values.contracts import INVALID_USAGE
 from rendezvous.values.error_codes import Code, with_code
-
-if TYPE_CHECKING:
-    import argparse
-
 
 _DEFAULT = "ddp.toml"
 _MOST_BYTES = 2**24

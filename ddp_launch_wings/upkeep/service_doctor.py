@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import os
@@ -12,7 +13,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import _ddp_launch_entry as doors
 from ddp_launch_wings.upkeep import store_work as files
@@ -22,9 +23,6 @@ from rendezvous.access.secret import file_problem
 from rendezvous.service import condition, settings
 from rendezvous.store.file import LockFile
 from rendezvous.store.protocol import StoreError
-
-if TYPE_CHECKING:
-    import argparse
 
 _FAILED = 1
 _DAY_S, _SOON_DAYS = 86_400.0, 7

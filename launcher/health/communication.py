@@ -17,19 +17,16 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
 from launcher.failure.verdict import RankEnd, cause_of_asynchronous
 from launcher.health import dumps, flight_recorder
+from launcher.health.flight_recorder import Dump
 from launcher.health.guards import Continuation, Guards, Lost
 from launcher.machine import devices
 from rendezvous.values.rank_view import HELD, RankReport
 from rendezvous.values.types import Cause, FailureClass
-
-if TYPE_CHECKING:
-    from launcher.health.flight_recorder import Dump
-
 
 _STILL_RUNS_S = 2.0
 _REASON_CHARS = 300

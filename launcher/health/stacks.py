@@ -24,16 +24,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from io import FileIO
+from typing import NamedTuple
 
 from launcher.template import tree
 from launcher.template.stack_signal import MEMORY, SIGNAL
 from launcher.template.tree import process_stat
 from rendezvous.values.types import Cause, Doubt
-
-if TYPE_CHECKING:
-    from io import FileIO
-
 
 # What stacks of a rank show: whether its main thread waits for other ranks; and the stacks without our own code.
 

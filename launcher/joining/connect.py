@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import field, replace
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from launcher.joining import addresses
 from launcher.joining.join import (
@@ -25,18 +25,16 @@ from launcher.joining.join import (
     find_rendezvous,
     parse_endpoint,
 )
+from launcher.settings.spec import LaunchSpec
 from rendezvous.client.credential_files import ENV, ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import Session, connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.local import offer
 from rendezvous.replay.journal import Journals, journal_of
+from rendezvous.service.owner import OpenJob
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
-    from rendezvous.service.owner import OpenJob
 
 _LOOPBACK = "127.0.0.1"
 _SLOTS = 256  # agents of one job on one host

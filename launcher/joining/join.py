@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from launcher.settings.spec import LaunchSpec
 from launcher.settings.values import parse_int, quote
 from rendezvous.values.contracts import PORT
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import NodeFacts
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
 
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 _MOST_NODES = 1 << 31

@@ -10,17 +10,14 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from launcher.output import lines
+from launcher.output.lines import RankLabel
 from launcher.settings.arguments import UsageError
+from launcher.settings.spec import LaunchSpec
 from launcher.template import scratch
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from launcher.output.lines import RankLabel
-    from launcher.settings.spec import LaunchSpec
 
 # --- files -----------------------------------------------------------------------------------------
 #

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.output import lines, live_area
 from launcher.output.live_area import LiveBlock, PlainView, StreamView, Texts
 from launcher.output.screen import Screen, cells_of
-from launcher.output.terminal import ends_lines
+from launcher.output.terminal import Terminal, ends_lines
 
 if TYPE_CHECKING:
     from launcher.output.lines import RankLabel
-    from launcher.output.terminal import Terminal
     from launcher.settings.spec import LogSpec
 
 

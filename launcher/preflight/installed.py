@@ -11,16 +11,13 @@ import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from launcher.machine.gpu_reading import text_of
 from launcher.preflight.checkup import Versions
 from launcher.settings.import_path import import_path
 from launcher.template.import_variables import too_old
 from rendezvous.values.contracts import PROTOCOL, VERSION
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 # --- packages --------------------------------------------------------------------------------------
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING
 
 from launcher.ranks.worker_env import shared_env
 from launcher.ranks.zygote import Zygote, obstacle_to_warm_start, store_command
+from launcher.settings.spec import LaunchSpec
 from launcher.template import cgroup, scratch, tree
 from rendezvous.values.error_codes import Code
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
-
 
 _OPEN_FILES = 1 << 16  # at least, if the hard limit permits
 

@@ -15,17 +15,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from launcher.ranks.zygote import Zygote
 from launcher.settings.import_path import script_folder
+from launcher.settings.spec import LaunchSpec
 from launcher.template import cgroup, pool_folder
 from launcher.template.pool_folder import Key, PoolFolder, PoolSettings, peer
 from rendezvous.values.contracts import VERSION
-
-if TYPE_CHECKING:
-    from launcher.settings.spec import LaunchSpec
-
 
 # --- a zygote of the pool --------------------------------------------------------------------------
 #

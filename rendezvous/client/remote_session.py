@@ -13,7 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -66,9 +66,7 @@ from rendezvous.values.questions import (
     Remark,
     RestartTimes,
 )
-
-if TYPE_CHECKING:
-    from rendezvous.values.types import AgentId
+from rendezvous.values.types import AgentId
 
 # --- the session -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -15,7 +16,8 @@ import tty
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, assert_never
+from io import BufferedWriter
+from typing import Any, assert_never
 
 import grpc
 import grpc.aio
@@ -78,10 +80,6 @@ from rendezvous.values.questions import (
     TraceWanted,
     Wanted,
 )
-
-if TYPE_CHECKING:
-    import argparse
-    from io import BufferedWriter
 
 
 async def carry_out(service: Service, arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rendezvous.codec import decode
 from rendezvous.control.formats import as_dict
@@ -14,12 +14,9 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.cause_text import code_of_cause, code_of_outcome
 from rendezvous.values.durations import short_duration
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.questions import LogPiece, LogStream
 from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
 from rendezvous.values.types import Cause, Decision, DecisionKind, Outcome
-
-if TYPE_CHECKING:
-    from rendezvous.values.questions import LogPiece, LogStream
-
 
 # Pieces of the ranks' output as lines for a terminal or a program.
 

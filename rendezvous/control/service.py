@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -22,10 +22,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import SettingsUnusable, check_address
 from rendezvous.values.contracts import PORT
 from rendezvous.values.error_codes import Code, Coded
-
-if TYPE_CHECKING:
-    from rendezvous.values.questions import FromConversation, Wanted
-
+from rendezvous.values.questions import FromConversation, Wanted
 
 OPERATIONS = "/rendezvous.v1.Operations/"
 _HISTORY_DIR = "DDP_LAUNCH_HISTORY_DIR"  # of --history-dir of the launcher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,10 +26,6 @@ from rendezvous.values.durations import short_duration
 from rendezvous.values.error_codes import Code
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass
-
-if TYPE_CHECKING:
-    import argparse
-
 
 # The story of a failure as text: what failed, the evidence, what was decided, how long each part took. Pure.
 

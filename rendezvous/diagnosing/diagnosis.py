@@ -35,19 +35,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.waits import POINT_TO_POINT, Waits, members_of, waits_of
 from rendezvous.values.cause_text import OUT_OF_TIME
 from rendezvous.values.contracts import NO_PROGRESS
+from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import ASK_EARLY_S, MAX_GROUPS, Collective, GroupView, RankPhase, RankReport
 from rendezvous.values.types import Cause, Doubt, FailureClass, Placement, World
-
-if TYPE_CHECKING:
-    from rendezvous.values.frozen_map import FrozenMap
-
 
 # --- what a diagnosis finds -------------------------------------------------------------------------
 

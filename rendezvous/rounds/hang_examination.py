@@ -19,7 +19,6 @@ not stored: if another replica takes over the job, agents with stalled ranks rep
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import (
     LONGEST_PATIENCE_S,
@@ -33,10 +32,8 @@ from rendezvous.values.contracts import NO_PROGRESS
 from rendezvous.values.events import Accused, Examine, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.job_state import Examination, JobState, Member, Phase, Result, Stage, world_of
+from rendezvous.values.rank_view import RankReport
 from rendezvous.values.types import Cause, FailureClass, Placement
-
-if TYPE_CHECKING:
-    from rendezvous.values.rank_view import RankReport
 
 ANSWER_WITHIN_S = 2.0
 TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # if an agent does not answer and the finding is not certain

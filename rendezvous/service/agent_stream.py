@@ -10,19 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from rendezvous.codec import HEARTBEAT, PROGRESS, BadMessage, read_from_agent, to_agent_bytes
+from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentJoined, AgentLeft, FromAgent
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from rendezvous.session_replay import Redirect
-    from rendezvous.values.types import AgentId
-
+from rendezvous.values.types import AgentId
 
 _THROTTLE_EVERY = 64  # messages
 _BACKLOG_CHECK_S = 0.05

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -14,6 +14,7 @@ from rendezvous.access.auth import Gate, Identity, Right
 from rendezvous.access.secret import NAME
 from rendezvous.codec import BadMessage, answer_message, encode, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.rounds.event_log import LoggedEvent
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.agent_stream import Counts, LimitReached, ServiceLimits
@@ -38,11 +39,7 @@ from rendezvous.values.questions import (
     Remark,
     Wanted,
 )
-
-if TYPE_CHECKING:
-    from rendezvous.rounds.event_log import LoggedEvent
-    from rendezvous.values.types import AgentId
-
+from rendezvous.values.types import AgentId
 
 _REASON_CHARS = 500
 _HOLDERS = {f"certificate {NAME}": "a holder of the job secret"}  # its certificate has no name

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rendezvous.machine import step
 from rendezvous.rounds.admission import (
@@ -56,10 +56,7 @@ from rendezvous.values.events import (
 from rendezvous.values.job_state import JobState, Phase, member_of
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import REMARKS, Remark, RestartTimes
-
-if TYPE_CHECKING:
-    from rendezvous.values.types import AgentId
-
+from rendezvous.values.types import AgentId
 
 _SILENT_S = 4.0  # longer than a network outage of 2 s plus the recovery of TCP
 DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...

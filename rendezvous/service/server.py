@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -36,10 +36,12 @@ from rendezvous.access.auth import (
     secret_credentials,
     server_credentials,
 )
+from rendezvous.access.secret import Secret
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.diagnosing import goodput
 from rendezvous.metrics import Metrics
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.replay.journal import Journals
 from rendezvous.rounds.admission import join_problem, reported_state_problem
 from rendezvous.service import condition
 from rendezvous.service.agent_stream import (
@@ -57,16 +59,11 @@ from rendezvous.service.jobs import RESERVED, Conversations, Job, Jobs
 from rendezvous.service.operations import Operations
 from rendezvous.service.owner import OwnedByOther
 from rendezvous.session_replay import Redirect
+from rendezvous.store.protocol import Store, Values
 from rendezvous.values.contracts import TIME_METADATA, UNUSABLE
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.events import AgentJoined, Refused
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from rendezvous.access.secret import Secret
-    from rendezvous.replay.journal import Journals
-    from rendezvous.store.protocol import Store, Values
-
 
 _log = logging.getLogger("rendezvous")
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 import tomllib
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from rendezvous.client.credential_files import is_loopback
 from rendezvous.values.contracts import PORT
 from rendezvous.values.error_codes import Code, Coded
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    import argparse
 
 ENV = "DDP_RENDEZVOUS_"
 

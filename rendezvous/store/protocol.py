@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rendezvous.rounds.snapshot import (
     SnapshotUnreadable,
@@ -24,11 +24,8 @@ from rendezvous.rounds.snapshot import (
     encode_state,
 )
 from rendezvous.values.error_codes import Code, Coded
+from rendezvous.values.job_state import JobState
 from rendezvous.values.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from rendezvous.values.job_state import JobState
-
 
 KEY_BYTES = 256
 VALUE_BYTES = 64 * 1024

@@ -19,13 +19,10 @@ import threading
 import time
 import weakref
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ddp.telemetry.coded import WrongUse
 from ddp.telemetry.peers import boot_id
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _RENEW_S, _WATCH_S, _STALE_S = 5.0, 20.0, 60.0
 _LOOK_EVERY_S = 0.2

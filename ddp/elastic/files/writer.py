@@ -16,19 +16,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from ddp.elastic import commits
 from ddp.elastic.commits import Thinning
 from ddp.elastic.files import checkpoint
+from ddp.elastic.files.dcp import Names
+from ddp.elastic.files.folders import Folder
 from ddp.elastic.files.part_file import FileEncoder
 from ddp.elastic.images import image
+from ddp.elastic.images.kept_images import Slot
 from ddp.telemetry.coded import CodedError
-
-if TYPE_CHECKING:
-    from ddp.elastic.files.dcp import Names
-    from ddp.elastic.files.folders import Folder
-    from ddp.elastic.images.kept_images import Slot
 
 log = logging.getLogger("ddp.elastic")
 _AT_EXIT_S = 60.0  # the time that an object store has to take the last commit before the process ends

@@ -23,7 +23,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -32,9 +33,6 @@ from ddp.elastic.images import leaves
 from ddp.elastic.images.leaves import Leaf
 from ddp.groups import core_arguments
 from ddp.telemetry.coded import CodedError
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 # --- checksums -------------------------------------------------------------------------------------
 #
