@@ -107,6 +107,7 @@ class HealthState:
     suspected: Mapping[str, int] = field(default_factory=dict)  # number of readings in a row
     up: tuple[str, ...] = ()  # interfaces that have had a carrier
     use: Mapping[str, float] = field(default_factory=dict)  # since the reading before: see `use_between`
+    memory: tuple[MemoryUse, float] | None = None  # the last high use, and when: a rank that ends frees it
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -160,7 +161,8 @@ def evaluate(health: HealthState, now: NodeReading) -> tuple[HealthState, tuple[
     current = {key: c for key, c in complaints.items() if c.until is None or c.until > now.at}
     up = tuple(dict.fromkeys((*health.up, *(nic.name for nic in now.nics if nic.carrier))))
     use = use_between(before, now) if before is not None else {}
-    return HealthState(now, current, {k: n for k, n in suspected.items() if n}, up, use), tuple(news)
+    memory = (now.memory, now.at) if now.memory and now.memory.share >= MEMORY_TO_REPORT else health.memory
+    return HealthState(now, current, {k: n for k, n in suspected.items() if n}, up, use, memory), tuple(news)
 
 
 def next_sample_s(health: HealthState, usual_s: float) -> float:
@@ -387,13 +389,8 @@ def _cpu_percent(before: NodeReading, now: NodeReading, seconds: float) -> float
 
 def before_end(health: HealthState, now: float) -> str:
     """The text for the report of a failed rank: current problems of the node, and high memory use. "" if none."""
-    last = health.last
-    if last is None:
-        return ""
     parts = [c.text for key, c in health.complaints.items() if key != "memory"]
-    memory = last.memory
-    if memory is not None and memory.share >= MEMORY_TO_REPORT and now - last.at <= _FRESH_S:
-        parts.insert(
-            0, f"memory use was {memory_in_words(memory)} {now - last.at:.0f} s before the rank ended"
-        )
+    memory, at = health.memory or (None, 0.0)
+    if memory is not None and now - at <= _FRESH_S:
+        parts.insert(0, f"memory use was {memory_in_words(memory)} {now - at:.0f} s before the rank ended")
     return "; ".join(parts)

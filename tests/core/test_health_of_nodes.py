@@ -231,6 +231,8 @@ def test_a_death_is_explained_by_what_was_seen_just_before() -> None:
     health, _ = evaluate(HealthState(), with_memory(0.91))
     assert "91 % of the cgroup's limit (58.2 of 64.0 GiB) 3 s before" in before_end(health, 3.2)
     assert before_end(health, 300.0) == ""
+    freed, _ = evaluate(health, replace(WELL, at=1.0))  # by the end of the rank, which is reported after that
+    assert before_end(freed, 3.2) == before_end(health, 3.2)
     well, _ = evaluate(HealthState(), WELL)
     assert before_end(well, 1.0) == ""
     assert before_end(HealthState(), 1.0) == ""
