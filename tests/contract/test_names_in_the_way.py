@@ -138,6 +138,7 @@ def test_a_safe_path_hides_them(light: dict[str, str], tmp_path: Path) -> None:
     assert (ended.out, ended.err) == ("Queue True True\n", "")
 
 
+@pytest.mark.nightly(instead=("core/test_early_variables.py", "core/test_worker_env.py"))
 def test_a_script_that_sets_threads_before_the_import_is_heeded(tmp_path: Path) -> None:
     script(tmp_path, _SETS_THREADS)
     ended = ddp_launch("train.py", cwd=tmp_path, env={"OMP_NUM_THREADS": "2"}).ok()

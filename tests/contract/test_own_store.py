@@ -41,6 +41,7 @@ if os.environ["RANK"] == "0":
 """
 
 
+@pytest.mark.nightly(instead=("::test_ranks_meet", "shell/test_keepers.py"))
 def test_a_program_without_a_warm_start_finds_the_store(tmp_path: Path) -> None:
     """Before any process group, and without our import hook. It stays when rank 0 leaves."""
     (tmp_path / "train.py").write_text(_CLIENT)

@@ -108,6 +108,7 @@ def test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step(
     assert first == [each - (each - 1) % every for each in (3, 5, 8)]
 
 
+@pytest.mark.nightly(instead="::test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step")
 @needs_reset_of_fsdp
 def test_replicas_of_a_shard_have_it(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
@@ -140,6 +141,12 @@ def test_tensor_parallel_and_fsdp2_together(
     assert job.pids[0][3] == job.pids[1][3] == job.pids[2][3]
 
 
+@pytest.mark.nightly(
+    instead=(
+        "::test_shards_go_back_to_the_last_commit_from_anywhere_in_a_step",
+        "elastic/test_lost_nodes.py::test_one_of_four_nodes_is_lost",
+    )
+)
 @needs_reset_of_fsdp
 def test_shards_of_a_lost_node_are_computed_from_what_others_keep(
     heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]

@@ -94,10 +94,3 @@ def test_a_bad_link_between_two_good_nodes_is_named_as_that(
     assert [links(reports[at])["grade"] for at in (0, 2)] == ["ok", "ok"], told(reports)
     # Without the link, the job can do with one of the two; a slow one is no reason to leave anybody out.
     assert [report["fit"] for report in reports] == [True, True, True, fault != "cut"]
-
-
-@NIGHTLY
-def test_on_a_sound_network_nobody_is_named(lab: Callable[..., Lab], tmp_path: Path) -> None:
-    reports = examined(sound(lab(NODES)), tmp_path)
-    assert all(report["fit"] and links(report)["grade"] == "ok" for report in reports), told(reports)
-    assert not [c for report in reports for c in report["checks"] if c["name"] == "links elsewhere"]

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from launched import FAMILY, SOON_S, eventually
+from launched import FAMILY, SOON_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,20 +98,6 @@ def test_a_second_ctrl_c_does_not_wait_for_detached_processes(launch: Launch) ->
     assert job.agent.returncode == 130
     assert not job.is_there("saved-0")()
     job.assert_nothing_left(0.0)
-
-
-def test_repeated_ctrl_c_kills(launch: Launch) -> None:
-    source = (
-        FAMILY
-        + "signal.signal(signal.SIGINT, lambda *_: there('int'))\nthere('rank')\nwhile True: signal.pause()\n"
-    )
-    job = launch("--no-warm-start", *TWO, "--shutdown-timeout", "600", source=source)
-    job.await_there("rank-0", "rank-1")
-    job.send(signal.SIGINT)
-    job.await_there("int-0", "int-1")
-    job.send(signal.SIGINT)
-    assert job.wait() == 130
-    eventually(lambda: not job.processes())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

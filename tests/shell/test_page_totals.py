@@ -280,58 +280,6 @@ def test_a_process_that_continues_starts_anew_until_its_next_step(pages: Pages) 
     assert not view.totals.repeats
 
 
-DDP = """
-import torch, torch.distributed as dist
-from ddp.telemetry import torch_marks
-torch_marks.install()
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-kind = os.environ["KIND"]
-from torch.nn.parallel import DistributedDataParallel
-model = DistributedDataParallel(torch.nn.Linear(8, 1))
-
-def slow(state, bucket):
-    future = torch.futures.Future()
-    def fulfil():
-        time.sleep(1)  # longer than the pass that waits for it computes, also on a busy machine
-        future.set_result(bucket.buffer())
-    import threading
-    threading.Thread(target=fulfil).start()
-    return future
-
-if kind == "hidden":
-    class Slow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-        @staticmethod
-        def backward(ctx, gradient):
-            time.sleep(0.2)
-            return gradient
-    model(Slow.apply(torch.ones(1, 8, requires_grad=True))).sum().backward()
-else:
-    model.register_comm_hook(None, slow)
-    model(torch.ones(1, 8)).sum().backward()
-    torch.ones(1, requires_grad=True).square().sum().backward()  # nothing waits here
-os._exit(0)
-"""
-
-
-@pytest.mark.nightly(instead="::test_the_end_of_a_backward_pass_that_waits")
-@pytest.mark.parametrize("kind", ["torchs", "hidden"])
-def test_the_waiting_of_torchs_reducer_is_no_backward_pass(
-    pages: Pages, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KIND", kind)
-    spent = dict(after(pages, DDP).phase_times)
-    waits, computes = spent.get(RankPhase.COMMUNICATE, 0.0), spent[RankPhase.BACKWARD]
-    if kind == "hidden":
-        assert computes >= 0.2
-        assert waits < computes
-    else:
-        assert waits >= 0.15
-        assert computes < waits
-
-
 def test_the_end_of_a_backward_pass_that_waits(pages: Pages) -> None:
     program = """
     page.phase(s.IDLE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -106,13 +105,6 @@ class Nodes:
 
     def end(self, number: int) -> int:
         return self.agents[number].wait(_TIMEOUT_S)
-
-    def first_to_end(self) -> int:
-        fds = [os.pidfd_open(agent.pid) for agent in self.agents]
-        ended = select.select(fds, [], [], _TIMEOUT_S)[0]
-        for fd in fds:
-            os.close(fd)
-        return fds.index(ended[0])
 
     def log(self, number: int) -> str:
         return (self.folder / f"agent{number}.log").read_text(errors="replace")
