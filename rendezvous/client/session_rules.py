@@ -38,7 +38,6 @@ _DOUBLINGS_IF_ANSWERED = 3  # a replica answers, so the job will soon have an ow
 _EARLY_WARNING_S = 4.0
 _TLS_PROBLEM_S = 20.0  # certificates that are being replaced may not match for this long
 _RECENT_S = 60.0
-_HEARTBEAT_S = 1.0
 _RECONNECT_S = 0.6  # a broken link may recover a moment after the first lost packet
 _AVOIDED_S = 10.0  # each attempt to reach an unresponsive endpoint takes seconds
 _LONGEST_PATIENCE_S = 20.0
@@ -285,7 +284,7 @@ def _crowd_factor(state: SessionState) -> float:
 def heartbeat_every_s(state: SessionState) -> float:
     joined = state.replay.joined
     assert isinstance(joined, AgentJoined)
-    return min(_HEARTBEAT_S, joined.spec.lease_s / 4.0)
+    return joined.spec.heartbeat_s
 
 
 def _received(state: SessionState, message: ToAgent | Redirect) -> SessionStep:

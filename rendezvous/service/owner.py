@@ -58,7 +58,9 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import REMARKS, Remark, RestartTimes
 from rendezvous.values.types import AgentId
 
-_SILENT_S = 4.0  # longer than a network outage of 2 s plus the recovery of TCP
+_SILENT_S = (
+    4.0  # longer than a network outage of 2 s plus the recovery of TCP, if there is a heartbeat a second
+)
 DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...
 CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read the messages that wait
 
@@ -253,8 +255,9 @@ class JobOwner:
         state, cadence, heard_at = self._job.state, self._cadence, self._heard_at
         if state.phase is Phase.RUNNING and (cadence is None or heard_at - cadence.last_at < grace_s):
             return  # ranks train, and this is seen at a glance
+        silent_s = _SILENT_S + max(0.0, state.spec.heartbeat_s - 1.0) if state.spec is not None else _SILENT_S
         for agent, at in {**self._heartbeats, **broken}.items():
-            least_s = grace_s if agent in broken else _SILENT_S
+            least_s = grace_s if agent in broken else silent_s
             if is_lost_early(state, agent, cadence, at, heard_at, least_s):
                 yield agent, at
 

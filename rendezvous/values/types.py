@@ -163,6 +163,14 @@ class JobSpec:
     recover: Recover = Recover.RESTART
     heal_budget: RestartBudget = field(default=RestartBudget(UNLIMITED), metadata=OPTIONAL)
 
+    @property
+    def heartbeat_s(self) -> float:
+        """How often an agent shows that it is alive: less often in a large job, as each heartbeat costs the service."""
+        return min(max(1.0, min(self.max_nodes / _HEARTBEATS_PER_S, 3.0)), self.lease_s / 4.0)
+
+
+_HEARTBEATS_PER_S = 3000.0  # of all agents of a job
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:

@@ -57,11 +57,20 @@ def test_a_number_in_a_comment_is_that_of_the_code(statement: str, holds: bool) 
 
 
 def test_heartbeats_come_every_quarter_of_the_lease() -> None:
-    for lease_s, every_s in ((2.0, 0.5), (15.0, 1.0)):
-        joined = AgentJoined(AgentId("a", "1"), JobSpec("job", lease_s=lease_s), NodeFacts("a", "a", 1))
+    for lease_s, nodes, every_s in (
+        (2.0, 1, 0.5),
+        (15.0, 3000, 1.0),
+        (15.0, 6000, 2.0),
+        (15.0, 16_000, 3.0),
+        (2.0, 16_000, 0.5),
+    ):
+        spec = JobSpec("job", nodes, nodes, lease_s=lease_s)
+        joined = AgentJoined(AgentId("a", "1"), spec, NodeFacts("a", "a", 1))
         state = SessionState(("x:1",), 60.0, 0.0, replay=SessionReplay(joined=joined))
         assert heartbeat_every_s(state) == every_s
     assert "sent nothing for a second, or a quarter of a shorter lease" in COMMENTS
+    assert "Of a job of more than 3,000 nodes, all agents together send 3,000 in a second" in COMMENTS
+    assert "but each one every 3 s at least" in COMMENTS
 
 
 def test_every_role_is_described() -> None:
