@@ -96,7 +96,7 @@ _EXIT_CODES = (
     ("75", "the rendezvous service is unreachable, or this node could not start its ranks; try again later"),
     ("77", "the rendezvous service rejected this node"),
     ("78", "the nodes have different options for the job, or an option or a credential cannot be used"),
-    ("124", "the ranks made no progress (--hang-timeout), and no restarts were left"),
+    ("124", "the ranks made no progress (--hang-timeout, or a group's timeout), and no restarts were left"),
     ("143", "an operator ended the job (ddpctl abort), or SIGTERM stopped ddp-launch"),
 )
 

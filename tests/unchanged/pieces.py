@@ -186,7 +186,7 @@ CLOSING = _pieces(
     "import builtins; builtins.print = lambda *words, **how: None",
     "sys.path.append('nowhere')",
     "import signal; [signal.signal(each, signal.SIG_DFL) for each in (1, 2, 3, 10, 12, 15)]",
-    "sys.excepthook = None",
+    "import threading; sys.excepthook = None",
     "os.close(0)",
     "sys.stdin.close()",
     "sys.stdout.close()",
