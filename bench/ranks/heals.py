@@ -32,8 +32,7 @@ def network() -> torch.nn.Module:
 ddp.init()
 torch.manual_seed(1)
 wrap = torch.nn.parallel.DistributedDataParallel if "torch" in sys.argv else ddp.DistributedDataParallel
-model = wrap(network())
-forward = torch.compile(model) if "compile" in sys.argv else model
+model = wrap(torch.compile(network()) if "compile" in sys.argv else network())  # torch does not trace its DDP
 optimizer = torch.optim.AdamW(model.parameters())
 state = elastic.State(model=model, optimizer=optimizer, step=0, every=100, stop=False)
 inputs = torch.randn(8, 64, 256) if "gpt" in sys.argv else torch.randn(32, 512)
@@ -57,7 +56,7 @@ def train() -> None:
     while attempt() < DEATHS or first:
         began = time.perf_counter()
         optimizer.zero_grad()
-        forward(inputs).square().mean().backward()
+        model(inputs).square().mean().backward()
         optimizer.step()
         state.step += 1
         state.commit()
