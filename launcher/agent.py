@@ -146,7 +146,7 @@ class Agent:
         self._parts.desk.begin(lambda: self._state)
         self._page = JobPage(self._spec, connection, self._shell.user_messages.say, self._shell.boundary)
         self._page.begin()
-        self._keeper = keeper_of(self._shell, connection)
+        self._keeper = keeper_of(self._shell, connection, self._parts.measured)
         if self._keeper is not None:
             self._keeper.follow()
         async with asyncio.TaskGroup() as tasks:
@@ -163,7 +163,7 @@ class Agent:
     async def _leave(self) -> None:
         await self._parts.desk.end()
         await self._page.end()
-        self._keeper = self._keeper or keeper_of(self._shell, self._parts.connection)
+        self._keeper = self._keeper or keeper_of(self._shell, self._parts.connection, self._parts.measured)
         await self._parts.connection.leave()
 
     async def _consume(self) -> Finish:

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
     from rendezvous.replay.records import Machine
-    from rendezvous.values.questions import Remark
+    from rendezvous.values.questions import LoggedSeen, Remark
     from rendezvous.values.rank_view import RankView
 
 
@@ -156,11 +156,13 @@ def observers_of(shell: Shell, parts: Parts, state: Supervision) -> tuple[StepOb
 class JobKeeper(Protocol):
     """Keeps a job for ddpctl, after its end: a wing."""
 
+    measured: Callable[[], tuple[LoggedSeen, LoggedSeen]]  # `ddp.log`, and how much of the node was used
+
     def follow(self) -> None: ...
     def end(self, *, removes_logs: bool) -> None: ...
 
 
-def keeper_of(shell: Shell, connection: ServiceConnection) -> JobKeeper | None:
+def keeper_of(shell: Shell, connection: ServiceConnection, measured: Measured) -> JobKeeper | None:
     """None: a service keeps the job, or it has not begun here, or the wing is not installed."""
     job, log, folder = connection.served(), shell.spec.log, shell.folder
     if job is None:
@@ -172,6 +174,7 @@ def keeper_of(shell: Shell, connection: ServiceConnection) -> JobKeeper | None:
     keeper: JobKeeper = wing.keeper(
         job, log.history_dir, log.history_jobs, folder.path, is_temporary=folder.temporary
     )
+    keeper.measured = measured.all
     return keeper
 
 
@@ -218,6 +221,7 @@ class Parts:
     time: TimeWatch
     restarts: RestartWatch
     before_restart: BeforeRestart
+    measured: Measured
     watchers: tuple[RankWatcher, ...]  # of the ranks of a generation
 
     async def end(self) -> None:
@@ -293,6 +297,7 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
         time,
         _restart_watch(shell, connection, ranks, node),
         _before_restart(shell, connection, node),
+        measured,
         (hangs, phases, time, stops, measured, Requests(node, shell.boundary)),
     )
 

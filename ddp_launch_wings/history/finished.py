@@ -8,14 +8,14 @@ import re
 from dataclasses import replace
 
 from ddp_launch_wings.history import story_file
-from ddp_launch_wings.history.story_file import Story
+from ddp_launch_wings.history.story_file import Measured, Story
 from launcher.answers.log_reading import read_logs
 from launcher.output.log_file import Kept, LogHistory, RankLog, StreamKey
 from rendezvous.service.owner import OpenJob
 from rendezvous.values.events import Event
 from rendezvous.values.frozen_map import EMPTY
 from rendezvous.values.job_state import JobState, Phase
-from rendezvous.values.questions import CannotAnswer, LogsWanted, Told, Wanted
+from rendezvous.values.questions import CannotAnswer, LoggedSeen, LoggedWanted, LogsWanted, Told, Wanted
 from rendezvous.values.types import Outcome
 
 _STREAM = re.compile(r"generation_(\d{1,9})/rank_(\d{1,9})/(stdout|stderr)\.log", re.ASCII)
@@ -40,11 +40,14 @@ class _Owner:
 class Files:
     """Answers for an agent that is gone."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, measured: Measured = story_file.NOTHING) -> None:
+        self._folder, self._measured = folder, measured
 
     async def ask(self, wanted: Wanted, wait_s: float) -> Told:
         del wait_s
+        if isinstance(wanted, LoggedWanted):
+            seen = self._measured[wanted.of_node]
+            return LoggedSeen(seen.points[wanted.after :], seen.last)
         if not isinstance(wanted, LogsWanted):
             return CannotAnswer("the job has ended")
         return await asyncio.to_thread(self._read, wanted)
@@ -68,7 +71,8 @@ class FinishedJob(OpenJob):
             self.ended_at = self.ended_at or max((note.at for note in self.notes), default=self.began_at)
         self.owner = _Owner(state)  # type: ignore[assignment]
         placements = state.world.placements if state.world is not None else ()
-        self.conversations = {place.agent: Files(story.label.logs) for place in placements}
+        first, other = Files(story.label.logs, story.measured), Files(story.label.logs)
+        self.conversations = {place.agent: other if at else first for at, place in enumerate(placements)}
         self.streams: dict[object, object] = {}
 
     def heard(self, now: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from ddp_launch_wings.history.story_file import IN_LOGS, Label
 
 if TYPE_CHECKING:
     from ddp_launch_wings.history.finished import FinishedJob
+    from ddp_launch_wings.history.story_file import Measured
     from rendezvous.rounds.event_log import Past
     from rendezvous.service.owner import OpenJob
     from rendezvous.values.job_state import JobState
@@ -34,6 +35,8 @@ _MOST_STREAMS = 128
 
 class HistoryWriter:
     """Writes one job. `folder`: of the user, "" for none. `logs`: of the output; `is_temporary`: it may be removed."""
+
+    measured: Callable[[], Measured]
 
     def __init__(self, job: OpenJob, folder: str, most: int, logs: str, *, is_temporary: bool) -> None:
         self._job, self._folder, self._most = job, folder if most > 0 else "", most
@@ -56,8 +59,8 @@ class HistoryWriter:
 
     def _write_later(self) -> None:
         self._timer = None
-        state, past = self._job.state, self._job.past()
-        self._in_thread(lambda: self._write(self._label, state, past, is_last=False))
+        told = self._job.state, self._job.past(), self.measured()
+        self._in_thread(lambda: self._write(self._label, *told, is_last=False))
 
     def _in_thread(self, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=work, name="history of jobs", daemon=True)
@@ -68,34 +71,34 @@ class HistoryWriter:
         """The job has ended, or this agent has left it. Call it before the logs are removed. For any thread."""
         if not self._is_worth_it or self._job.state.spec is None:
             return
-        state, past = self._job.state, self._job.past()
-        self._in_thread(lambda: self._end(state, past, removes_logs)).join(_LAST_S)
+        told = self._job.state, self._job.past(), self.measured()
+        self._in_thread(lambda: self._end(*told, removes_logs)).join(_LAST_S)
 
-    def _end(self, state: JobState, past: Past, removes_logs: bool) -> None:
+    def _end(self, state: JobState, past: Past, measured: Measured, removes_logs: bool) -> None:
         label = self._label
         if removes_logs:
             label = replace(label, logs=story_file.output_of(self._path(past)) if self._folder else "")
             with suppress(OSError):
                 self._make_folder()
                 _copy_ends(self._logs, label.logs)
-        self._write(label, state, past, is_last=True)
+        self._write(label, state, past, measured, is_last=True)
 
     def _path(self, past: Past) -> str:
         return os.path.join(self._folder, story_file.name_of(self._label, past.began_at))
 
-    def _write(self, label: Label, state: JobState, past: Past, *, is_last: bool) -> None:
+    def _write(self, label: Label, state: JobState, past: Past, measured: Measured, *, is_last: bool) -> None:
         with self._lock:
             if self._is_over:
                 return
             self._is_over = is_last
             if not self._is_temporary:
                 with suppress(OSError):
-                    story_file.write(os.path.join(self._logs, IN_LOGS), label, state, past)
+                    story_file.write(os.path.join(self._logs, IN_LOGS), label, state, past, measured)
             if not self._folder:
                 return
             with suppress(OSError):
                 self._make_folder()
-                story_file.write(self._path(past), label, state, past)
+                story_file.write(self._path(past), label, state, past, measured)
                 story_file.prune(self._folder, self._most, story_file.now())
 
     def _make_folder(self) -> None:

@@ -1,4 +1,4 @@
-"""One file per job: a label, the state of the job, and its past. A file is always replaced as a whole.
+"""One file per job: a label, its state, its past, and what was measured. A file is always replaced as a whole.
 
 Files are in a folder that only this user can access: in /var/tmp, which is on this machine and outlives a restart of
 it, or else in /tmp. The home folder is not used: machines may share it, and it may be full, slow or read-only. The
@@ -14,13 +14,16 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rendezvous.rounds.event_log import Past, decode_past, encode_past
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.values.job_state import JobState
+from rendezvous.values.questions import LoggedPoint, LoggedSeen
 
 OFF = "none"  # instead of a folder
 ENDING, OUTPUT = ".story", ".logs"
@@ -28,6 +31,7 @@ IN_LOGS = f"job{ENDING}"  # in the folder of the logs of a job
 MOST_DAYS = 14.0
 _MAGIC = b"ddp-story 1\n"
 _PAST_BYTES = 128 * 1024
+_MEASURED_BYTES = 256 * 1024
 _STATE_BYTES = 4 << 20
 _ROOM = 64 << 20  # free bytes that the files leave to others
 _LONGEST_LABEL = 64 * 1024
@@ -42,12 +46,19 @@ class Label:
     logs: str  # the folder of the output; "" if there is none any more
 
 
+Measured = tuple[
+    LoggedSeen, LoggedSeen
+]  # `ddp.log` of the ranks of the first node, and how much of it was used
+NOTHING: Measured = (LoggedSeen((), 0), LoggedSeen((), 0))
+
+
 @dataclass(frozen=True, slots=True)
 class Story:
     path: str
     label: Label
     state: JobState
     past: Past
+    measured: Measured = NOTHING
 
 
 def process_of(pid: int) -> str:
@@ -126,19 +137,21 @@ def _stories_in(folder: str) -> Iterator[str]:
 # --- one file ---------------------------------------------------------------------------------------
 
 
-def write(path: str, label: Label, state: JobState, past: Past) -> None:
+def write(path: str, label: Label, state: JobState, past: Past, measured: Measured = NOTHING) -> None:
     """Raises `OSError`. A job of many thousands of nodes is not written: its state belongs into a service."""
-    packed, rest = encode_state(state), encode_past(past, _PAST_BYTES)
+    packed, rest, last = encode_state(state), encode_past(past, _PAST_BYTES), _encoded(measured)
     if len(packed) > _STATE_BYTES:
         return
-    head = json.dumps({**asdict(label), "state_bytes": len(packed)}, ensure_ascii=True).encode()
+    head = json.dumps(
+        {**asdict(label), "state_bytes": len(packed), "past_bytes": len(rest)}, ensure_ascii=True
+    ).encode()
     if not has_room(os.path.dirname(path)):
         return
     partial = f"{path}.{os.getpid()}.part"
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(_MAGIC + head + b"\n" + packed + rest)
+            file.write(_MAGIC + head + b"\n" + packed + rest + last)
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):
@@ -150,19 +163,55 @@ def read(path: str) -> Story | None:
     """None if it cannot be read: it is damaged, or of a later release."""
     try:
         with open(path, "rb") as file:
-            data = file.read(len(_MAGIC) + _LONGEST_LABEL + _STATE_BYTES + _PAST_BYTES + 1)
+            data = file.read(len(_MAGIC) + _LONGEST_LABEL + _STATE_BYTES + _PAST_BYTES + _MEASURED_BYTES + 1)
         head, line, rest = data.removeprefix(_MAGIC).partition(b"\n")
         if not data.startswith(_MAGIC) or not line:
             return None
         found = json.loads(head)
         size = int(found.pop("state_bytes"))
+        end = size + int(found.pop("past_bytes", len(rest)))  # of an earlier release, the past is the rest
         label = Label(**found)
         texts = (label.job_id, label.host, label.process, label.logs)
         if not all(isinstance(text, str) for text in texts) or not isinstance(label.pid, int):
             return None
-        return Story(path, label, decode_state(rest[:size]), decode_past(rest[size:]))
+        state, past = decode_state(rest[:size]), decode_past(rest[size:end])
+        return Story(path, label, state, past, _decoded(rest[end:]))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, SnapshotUnreadable):
         return None
+
+
+def _encoded(measured: Measured) -> bytes:
+    """Of too many points, every second one of each name is left out."""
+    lines = [seen.points for seen in measured]
+    while True:
+        rows = [[[p.name, p.step, p.value, p.generation, round(p.at, 1)] for p in points] for points in lines]
+        packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(errors="replace"))
+        if len(packed) <= _MEASURED_BYTES:
+            return packed
+        lines = [_half(points) for points in lines]
+
+
+def _half(points: Sequence[LoggedPoint]) -> tuple[LoggedPoint, ...]:
+    names = {point.name for point in points}
+    kept = [each for name in names for each in [point for point in points if point.name == name][1::2]]
+    return tuple(sorted(kept, key=lambda point: point.number))
+
+
+def _decoded(data: bytes) -> Measured:
+    """Nothing, if these bytes cannot be read."""
+    try:
+        first, second = json.loads(zlib.decompressobj().decompress(data, 64 * _MEASURED_BYTES))
+        return _seen(first), _seen(second)
+    except (ValueError, TypeError, OverflowError, zlib.error, RecursionError):
+        return NOTHING
+
+
+def _seen(rows: Sequence[Sequence[Any]]) -> LoggedSeen:
+    points = [
+        LoggedPoint(number, str(name), int(step), str(float(value)), int(generation), float(at))
+        for number, (name, step, value, generation, at) in enumerate(rows, 1)
+    ]
+    return LoggedSeen(tuple(points), len(points))
 
 
 def stories(folder: str, log_dir: str) -> list[Story]:

@@ -186,7 +186,7 @@ class Feed:
             await self._look_at_job()
             if self._job is not None and not self._job["is_over"]:
                 await self._look_at_ranks()
-                await self._look_at_logged()
+            await self._look_at_logged()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 self._publish(_GONE, {"reason": error.details()})
@@ -219,7 +219,12 @@ class Feed:
     async def _look_at_logged(self) -> None:
         """What the script measures, from the node of rank 0. A new agent there begins again."""
         wanted = LoggedWanted(self._logged_last)
-        ((_, told),) = await inquire(self._caller, self.job_id, wanted, ranks=[0], wait_s=_WAIT_S)
+        try:
+            ((_, told),) = await inquire(self._caller, self.job_id, wanted, ranks=[0], wait_s=_WAIT_S)
+        except grpc.aio.AioRpcError:
+            if self._job is not None and self._job["is_over"]:  # its agents are gone, and no file has it
+                return
+            raise
         if not isinstance(told, LoggedSeen):
             return
         if told.last < self._logged_last:

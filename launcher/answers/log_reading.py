@@ -40,11 +40,7 @@ class _Stream:
         return self.kept.marks[self.segment][0] if self.kept.marks else 0.0
 
 
-def read_logs(
-    wanted: LogsWanted,
-    known: Mapping[StreamKey, RankLog],
-    now: float,
-) -> LogPieces:
+def read_logs(wanted: LogsWanted, known: Mapping[StreamKey, RankLog], now: float) -> LogPieces:
     """Blocks on files: call it in a thread."""
     budget = min(wanted.most_bytes, MOST_LOG_BYTES) if wanted.most_bytes > 0 else MOST_LOG_BYTES
     keys = _streams_for(wanted, known)
@@ -73,12 +69,7 @@ def _streams_for(wanted: LogsWanted, known: Mapping[StreamKey, object]) -> list[
 
 
 def _opened(
-    key: StreamKey,
-    log: RankLog,
-    wanted: LogsWanted,
-    places: Mapping[StreamKey, int],
-    now: float,
-    share: int,
+    key: StreamKey, log: RankLog, wanted: LogsWanted, places: Mapping[StreamKey, int], now: float, share: int
 ) -> _Stream:
     kept = log.history.kept()
     if log.last is not None:  # the rest of the file belongs to a later generation

@@ -59,19 +59,16 @@ class _Lines:
 
     def seen(self, after: int) -> LoggedSeen:
         """The points since the point with this number."""
-        points = [point for line in self._lines.values() for point in line.points if point.number > after]
+        points = [
+            point for line in list(self._lines.values()) for point in line.points if point.number > after
+        ]
         return LoggedSeen(tuple(sorted(points, key=lambda point: point.number)), self._number)
 
 
 class Measured(RankWatcher):
     what = "reading what the script has logged"
 
-    def __init__(
-        self,
-        pages: Pages,
-        alarm: Callable[[str, int], None],
-        boundary: ErrorBoundary,
-    ) -> None:
+    def __init__(self, pages: Pages, alarm: Callable[[str, int], None], boundary: ErrorBoundary) -> None:
         """`alarm(words, rank)`: a number is not finite, in the words that a script would print."""
         super().__init__(boundary)
         self._pages, self._alarm = pages, alarm
@@ -128,6 +125,9 @@ class Measured(RankWatcher):
         for _, name, value in self.numbers():
             found.setdefault(name, value if math.isfinite(value) else str(value))
         return found
+
+    def all(self) -> tuple[LoggedSeen, LoggedSeen]:
+        return self._lines.seen(0), self._of_node.seen(0)
 
     def seen(self, wanted: LoggedWanted) -> LoggedSeen:
         return (self._of_node if wanted.of_node else self._lines).seen(wanted.after)

@@ -46,12 +46,7 @@ __all__ = ["LogPump", "RankLabel"]
 
 class LogPump:
     def __init__(
-        self,
-        log: LogSpec,
-        directory: str,
-        out_fd: int = 1,
-        err_fd: int = 2,
-        file_limit: int = 0,
+        self, log: LogSpec, directory: str, out_fd: int = 1, err_fd: int = 2, file_limit: int = 0
     ) -> None:
         self._log = log
         self._directory = directory
@@ -503,12 +498,7 @@ class RankStream:
     """One channel of one rank, and where its bytes go. It belongs to the pump, except its tail."""
 
     def __init__(
-        self,
-        label: RankLabel,
-        stream: Streams,
-        channel: Channel,
-        file: LogFile,
-        display: RankDisplay | None,
+        self, label: RankLabel, stream: Streams, channel: Channel, file: LogFile, display: RankDisplay | None
     ) -> None:
         self.label = label
         self.stream = stream

@@ -245,19 +245,13 @@ def _add_logs(command: argparse.ArgumentParser) -> None:
 def _add_stacks(command: argparse.ArgumentParser) -> None:
     command.add_argument("rank", type=rank, help="the global rank")
     command.add_argument(
-        "--native",
-        action="store_true",
-        help="also the frames of native code; the rank is stopped meanwhile",
+        "--native", action="store_true", help="also the frames of native code; the rank is stopped meanwhile"
     )
 
 
 def _add_why(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--generation",
-        type=generation,
-        default=0,
-        metavar="N",
-        help="the start of the ranks that failed",
+        "--generation", type=generation, default=0, metavar="N", help="the start of the ranks that failed"
     )
 
     command.add_argument(

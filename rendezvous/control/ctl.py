@@ -153,10 +153,12 @@ def _local_jobs(arguments: argparse.Namespace) -> str:
     from rendezvous import local
 
     wanted, jobs = getattr(arguments, "job", ""), local.names()
-    if not jobs:
+    if not jobs and not wanted:
         return "no job of yours runs on this machine"
     what = f"the job {wanted!r} is none of your jobs" if wanted else "no answer from your jobs"
-    return f"{what} on this machine ({', '.join(jobs[:8])})"
+    return (
+        f"{what} on this machine ({', '.join(jobs[:8]) or '`ddpctl list --all` has those that have ended'})"
+    )
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -551,7 +551,7 @@ _PASSING = (
 
 
 async def run(service: Service, arguments: argparse.Namespace) -> int:
-    job = await job_named(service, arguments.job)
+    job = await job_named(service, arguments.job, ended_too=True)
     source = _Source(service, job)
     sorting = Sorting(arguments.sort, arguments.reverse)
     is_live = sys.stdout.isatty() and sys.stdin.isatty() and not arguments.once
@@ -563,11 +563,11 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
     else:
         width = shutil.get_terminal_size((160, 24)).columns
         head, rows = table(source.rows, sorting, width)
-        write("\n".join([*summary(source.rows, source.head), "", head, *rows]))
+        write("\n".join([*summary(source.rows, source.head), *(["", head, *rows] if rows else [])]))
     for problem in source.head.problems:
         if is_for_programs(arguments.output):
             warn(problem)
-    return 0 if source.rows else 1
+    return 0 if source.rows or source.is_over else 1
 
 
 class _Source:
@@ -589,6 +589,8 @@ class _Source:
             self._job, phase_of(summary_now), summary_now.generation, summary_now.nodes, summary_now.restarts
         )
         if self.is_over:
+            more = f"it has ended: `ddpctl status {self._job}`, `why` and `logs` tell more"
+            self.rows, self.head = [], replace(self.head, problems=(more,))
             return
         try:
             answers = await inquire(self._service, self._job, RanksWanted(), wait_s=_TOP_WAIT_S)

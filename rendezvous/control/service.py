@@ -293,5 +293,9 @@ async def job_named(service: Caller, given: str, *, ended_too: bool = False) -> 
         if len(found) == 1:
             return str(found[0])
         raise NoSuchJob(f"{len(found)} jobs have ended ({', '.join(found[:8])}): name one")
-    ended = f" ({len(jobs)} have ended: `ddpctl list --all` shows them)" if jobs else ""
+    ended = (
+        f" ({len(jobs)} ha{'s' if len(jobs) == 1 else 've'} ended: `ddpctl list --all` shows them)"
+        if jobs
+        else ""
+    )
     raise NoSuchJob(f"no job runs{ended}")

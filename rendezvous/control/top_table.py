@@ -126,12 +126,7 @@ _COLUMNS: Mapping[str, _Column] = {
     "restarts": _Column(
         "RST", lambda row: row.seen.starts, lambda row: str(max(0, row.seen.starts - 1)), keep=8
     ),
-    "quiet": _Column(
-        "QUIET",
-        lambda row: row.seen.quiet_s,
-        lambda row: _quiet(row),
-        keep=2,
-    ),
+    "quiet": _Column("QUIET", lambda row: row.seen.quiet_s, lambda row: _quiet(row), keep=2),
 }
 COLUMNS = tuple(_COLUMNS)
 _GPU_COLUMNS = ("gpu", "gpu-memory")
@@ -186,8 +181,9 @@ def summary(rows: Sequence[RankRow], head: TableHead) -> list[str]:
     alive = [row.seen for row in rows if row.seen.alive]
     times = [seen.mean_step_s for seen in alive if seen.mean_step_s > 0]
     nodes = counted(head.nodes or len({row.node for row in rows}), "node")
-    where = f"{counted(len(rows), 'rank')} on {nodes}, {counted(head.restarts, 'restart')}"
-    lines = [f"{head.phase}, generation {head.generation}, {where}, job {head.job}"]
+    where = f"{counted(len(rows), 'rank')} on {nodes}, " if rows else ""
+    restarts = counted(head.restarts, "restart")
+    lines = [f"{head.phase}, generation {head.generation}, {where}{restarts}, job {head.job}"]
     if times:
         steps = [seen.step for seen in alive if seen.known]
         shares = sorted(row.share for row in rows if row.share is not None)

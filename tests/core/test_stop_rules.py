@@ -22,16 +22,7 @@ def test_conditions_are_separated_by_semicolons() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ";",
-        "loss",
-        "loss > 3",
-        "output matches (",
-        "throughput < 50% for 10m",
-        "is nan",
-    ],
+    "text", ["", ";", "loss", "loss > 3", "output matches (", "throughput < 50% for 10m", "is nan"]
 )
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(BadValue):

@@ -43,13 +43,7 @@ def failed(*causes: Cause, **changes: object) -> Outcome:
 
 
 def box(outcome: Outcome, **options: object) -> str:
-    chosen = {
-        "width": 100,
-        "color": False,
-        "log_dir": "/logs",
-        "budget": "2",
-        **options,
-    }
+    chosen = {"width": 100, "color": False, "log_dir": "/logs", "budget": "2", **options}
     return render_box(outcome, **chosen)  # type: ignore[arg-type]
 
 

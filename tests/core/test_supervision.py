@@ -38,13 +38,7 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from launcher.supervision import (
-    SIGKILL,
-    SIGTERM,
-    AgentPhase,
-    Supervision,
-    step,
-)
+from launcher.supervision import SIGKILL, SIGTERM, AgentPhase, Supervision, step
 from rendezvous.values.error_codes import Code
 from rendezvous.values.events import (
     AgentJoined,
@@ -147,10 +141,7 @@ LEFT_BEHIND = {**dict.fromkeys(("running", "last"), TERM), "idle": (Sweep(1),)}
 TABLE: list[tuple[AgentEvent, dict[str, tuple[Action, ...]]]] = [
     (Waiting("more nodes", 1, 2), LEFT_BEHIND),
     (Assigned(assignment(1)), {"new": (OpenStore(1),)}),
-    (
-        Assigned(assignment(2)),
-        {**dict.fromkeys(JOINING, (OpenStore(2),)), **LEFT_BEHIND},
-    ),
+    (Assigned(assignment(2)), {**dict.fromkeys(JOINING, (OpenStore(2),)), **LEFT_BEHIND}),
     (Assigned(assignment(2, node_rank=1)), LEFT_BEHIND),
     (
         StoreListens(1, STORE),
@@ -174,17 +165,8 @@ TABLE: list[tuple[AgentEvent, dict[str, tuple[Action, ...]]]] = [
     (CheckpointOver(1, taken=True), {}),
     (CheckpointOver(0, taken=True), {}),
     (CheckpointSignal("SIGUSR1", None), dict.fromkeys(("running", "last"), (ASK_HURRIED,))),
-    (
-        Isolated("cut off"),
-        dict.fromkeys(("running", "last"), (CUT_OFF, CUT, *TERM)),
-    ),
-    (
-        RankEnded(1, 1, None),
-        {
-            "last": (Send(RanksFinished(AGENT, 1)),),
-            "last stopping": (Sweep(1),),
-        },
-    ),
+    (Isolated("cut off"), dict.fromkeys(("running", "last"), (CUT_OFF, CUT, *TERM))),
+    (RankEnded(1, 1, None), {"last": (Send(RanksFinished(AGENT, 1)),), "last stopping": (Sweep(1),)}),
     (
         RankEnded(1, 1, CAUSE),
         {
@@ -244,10 +226,7 @@ TABLE: list[tuple[AgentEvent, dict[str, tuple[Action, ...]]]] = [
     (
         CANNOT,
         {
-            **dict.fromkeys(
-                (name for name in STATES if name not in ("done", "leaving")),
-                GIVES_UP,
-            ),
+            **dict.fromkeys((name for name in STATES if name not in ("done", "leaving")), GIVES_UP),
             "leaving": (Send(AgentLeft(AGENT, CANNOT.reason)), STOPPED),
         },
     ),

@@ -14,15 +14,7 @@ from rendezvous.diagnosing import goodput
 from rendezvous.rounds.view import view_of
 from rendezvous.values.events import RankTimesReported
 from rendezvous.values.frozen_map import FrozenMap
-from rendezvous.values.rank_time import (
-    CLASSES,
-    JobTime,
-    NodeTime,
-    RankTime,
-    TimeSpent,
-    TimeState,
-    in_words,
-)
+from rendezvous.values.rank_time import CLASSES, JobTime, NodeTime, RankTime, TimeSpent, TimeState, in_words
 from rendezvous.values.rank_view import RankPhase, RankView, Repeat, Totals
 
 seconds = st.floats(0.0, 1e6)
@@ -187,9 +179,7 @@ def test_who_spends_least_in_collectives_waits_for_nobody() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.lists(seconds, min_size=2, max_size=2), seconds), max_size=8)
 )
-def test_what_is_divided_adds_up_to_what_was_reported(
-    reports: list[tuple[str, list[float], float]],
-) -> None:
+def test_what_is_divided_adds_up_to_what_was_reported(reports: list[tuple[str, list[float], float]]) -> None:
     state, last = TimeState(), dict[str, tuple[RankTime, ...]]()
     for node, communication, whole in reports:
         last[node] = report(*communication, whole=whole)  # a page may say anything

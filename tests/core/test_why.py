@@ -8,15 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.failure.story import outcome_json
-from rendezvous.control.why import (
-    NotAStory,
-    Story,
-    slowest,
-    story_in,
-    story_text,
-    times_text,
-    with_journal,
-)
+from rendezvous.control.why import NotAStory, Story, slowest, story_in, story_text, times_text, with_journal
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.cause_text import cause_from_json, cause_json
 from rendezvous.values.questions import RestartTimes

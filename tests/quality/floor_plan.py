@@ -422,7 +422,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 # lines in 260 files.
 MOST_HOUSE_LINES = 67_170
 MOST_HOUSE_FILES = 284
-MOST_WING_LINES = 17_815
+MOST_WING_LINES = 17_876
 MOST_WING_FILES = 88
 # The tests, and of these what is no file of tests. Both may only fall; the goals are 68,000 and 20,000.
 MOST_TEST_LINES = 90_356

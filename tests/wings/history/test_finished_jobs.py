@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,9 @@ def test_all_that_ddpctl_tells_of_a_job_it_tells_after_the_end(
         events = ctl(capsys, "events", *name)
         assert [word for word in ("sealed", "stopping", "ended") if word not in events] == []
         assert ctl(capsys, "watch", *name) == events
+        assert re.fullmatch(
+            r"succeeded, generation 2, 1 restart, .*\nit has ended: .*\n", ctl(capsys, "top", *name)
+        )
         assert sorted(line.partition("] ")[2] for line in ctl(capsys, "logs", *name).splitlines()) == [
             "a line of rank 0 in 2",
             "a line of rank 1 in 2",
@@ -63,7 +67,9 @@ def test_all_that_ddpctl_tells_of_a_job_it_tells_after_the_end(
     assert main(["restart", found["job_id"]]) == 1
     assert "has ended: all ranks finished" in capsys.readouterr().err
     assert main(["restart"]) == 1
-    assert "no job runs (1 have ended" in capsys.readouterr().err
+    assert "no job runs (1 has ended" in capsys.readouterr().err
+    assert main(["why", "other"]) == 75
+    assert "'other' is none of your jobs on this machine (`ddpctl list --all`" in capsys.readouterr().err
 
 
 def test_a_job_whose_launcher_was_killed_is_there_and_its_output_too(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import shutil
 from dataclasses import replace
@@ -10,14 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_launch_wings.history import story_file
-from ddp_launch_wings.history.finished import FinishedJob, finished_jobs
+from ddp_launch_wings.history.finished import Files, FinishedJob, finished_jobs
 from ddp_launch_wings.history.story_file import Label
 from rendezvous.rounds.event_log import LoggedEvent, Past, TimePoint
 from rendezvous.values.job_state import JobState, Phase
+from rendezvous.values.questions import LoggedPoint, LoggedSeen, LoggedWanted
 from rendezvous.values.rank_time import JobTime, TimeSpent
 from rendezvous.values.types import JobSpec, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, "all ranks finished", 0))
@@ -43,6 +47,30 @@ def test_a_job_is_read_as_it_was_written_whatever_its_name(job_id: str, tmp_path
     keep(tmp_path, replace(LABEL, job_id=job_id))
     (job,) = found(tmp_path)
     assert (job.job_id, job.state.outcome, job.past()) == (job_id, ENDED.outcome, PAST)
+
+
+def test_what_was_measured_is_read_as_it_was_written_and_thinned_if_it_is_long(tmp_path: Path) -> None:
+    def kept(points: Iterable[LoggedPoint]) -> tuple[LoggedPoint, ...]:
+        seen = LoggedSeen(tuple(replace(point, number=n) for n, point in enumerate(points, 1)), 0)
+        story_file.write(str(tmp_path / "a.story"), LABEL, ENDED, PAST, (seen, LoggedSeen((), 0)))
+        story = story_file.read(str(tmp_path / "a.story"))
+        assert story is not None
+        assert story.past == PAST
+        told = asyncio.run(Files("", story.measured).ask(LoggedWanted(), 1.0))
+        assert isinstance(told, LoggedSeen)
+        assert told.last == len(told.points)
+        return told.points
+
+    few = (LoggedPoint(1, "loss", 3, "0.25", 1, 7.5), LoggedPoint(2, "lr", 5, "nan", 2, 8.5))
+    assert kept(few) == few
+    noise = (f"{math.sin(step) ** 9:.12g}" for step in range(30_000))
+    many = kept(
+        LoggedPoint(0, name, n, text, 1, 7.5) for n, text in enumerate(noise) for name in ("loss", "lr")
+    )
+    assert os.path.getsize(tmp_path / "a.story") < 400_000
+    steps = [point.step for point in many if point.name == "lr"]
+    assert 2_000 < len(steps) == len(many) / 2
+    assert steps[-1] == 29_999
 
 
 def test_of_300_jobs_the_latest_stay_and_with_the_others_goes_their_output(tmp_path: Path) -> None:

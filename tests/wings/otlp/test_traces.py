@@ -65,10 +65,7 @@ def test_the_json_of_otlp() -> None:
     ]
     (shown,) = resource["scopeSpans"][0]["spans"]
     assert re.fullmatch("[0-9a-f]{32}", shown["traceId"])
-    assert (shown["startTimeUnixNano"], shown["endTimeUnixNano"]) == (
-        "1500000000",
-        "1500000000",
-    )
+    assert (shown["startTimeUnixNano"], shown["endTimeUnixNano"]) == ("1500000000", "1500000000")
     assert [each["value"] for each in shown["attributes"]] == [
         {"intValue": "3"},
         {"boolValue": True},

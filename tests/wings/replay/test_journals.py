@@ -280,10 +280,7 @@ def test_running_jobs_that_need_too_much_lose_their_journals_and_nothing_else(
     ("changes", "expected"),
     [
         (("max-restarts=0",), ("stop generation 1: restart", "stop generation 1: fail")),
-        (
-            ("failure-policy=user-exception=fail",),
-            ("stop generation 1: restart", "stop generation 1: fail"),
-        ),
+        (("failure-policy=user-exception=fail",), ("stop generation 1: restart", "stop generation 1: fail")),
         (("max-restarts=0", "failure-policy=user-exception=ignore"), ("stop generation 1: restart", "")),
         (("lease=9s",), None),
         (("spares=+1",), None),

@@ -34,12 +34,12 @@ export class NodeCharts {
 
   // Reads at once if the rank of the panel is on another node.
   turn() {
-    if (this.state.nodeOf(this.panel.rank)?.node !== this.node) this.read();
+    if (this.state.nodeOf(this.panel.rank ?? 0)?.node !== this.node) this.read();
   }
 
   async read() {
-    const { rank } = this.panel, node = this.state.nodeOf(rank)?.node;
-    if (!node || document.hidden || this.state.job.is_over) return;
+    const rank = this.panel.rank ?? 0, node = this.state.nodeOf(rank)?.node;
+    if (!node || document.hidden || (this.state.job.is_over && node === this.node)) return;
     if (node !== this.node) Object.assign(this, { node, moments: new Map(), last: 0 });
     try {
       const found = await get("node", { job: this.name, rank, after: this.last });
