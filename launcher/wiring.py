@@ -243,9 +243,7 @@ def build_parts(shell: Shell, connection: ServiceConnection, listener: Isolation
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     shell.logs.input_wait = ranks.input_wait
-    seen = partial(
-        shell.boundary.called, "reading the status pages for the progress line", ranks.pages.views, ()
-    )
+    seen = partial(shell.boundary.called, "reading pages for the progress line", ranks.pages.views, ())
     shell.status.watch(seen)
     communication = CommunicationWatch(scratch, ranks, shell.logs.say, report)
     hangs = _hang_watch(shell, ranks)

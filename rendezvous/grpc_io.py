@@ -15,6 +15,7 @@ from typing import Any
 
 _TRIED = "1.85."
 _NOT_REACHED = re.compile(r"failed to connect to all addresses.*: ([^:]*?)(?: \(\d+\))?$", re.DOTALL)
+_NO_HOST = re.compile(r"(?:errors resolving|DNS resolution failed for) (.+?):\d+: ")
 _CHOICE = "-event_engine_listener,-event_engine_client"
 
 
@@ -44,4 +45,6 @@ def reason_of(error: Any) -> str:
     details = str(error.details() or "")
     if found := _NOT_REACHED.match(details):
         return found[1].lower()
+    if found := _NO_HOST.match(details):
+        return f"there is no host {found[1]}"
     return details or f"the service gave no reason (gRPC status {error.code().name})"

@@ -61,6 +61,10 @@ def test_a_script_that_does_not_exist_gets_a_suggestion_only_if_it_is_alike(
             "host: connect: Connection refused (111)",
             "connection refused",
         ),
+        (
+            "errors resolving node7:9: [field:hostname lookup error:Domain name not found]",
+            "there is no host node7",
+        ),
         ("job 'x' does not exist", "job 'x' does not exist"),
         ("", "the service gave no reason (gRPC status UNAVAILABLE)"),
     ],
