@@ -223,15 +223,15 @@ def _site(address: str) -> str:
 
 
 def _plain(address: str) -> str:
-    """As gRPC names a peer: an IPv4 client of an IPv6 socket has its IPv4 address."""
-    return address.removeprefix("::ffff:")
+    """An IPv4 client of an IPv6 socket has its IPv4 address. gRPC and Python write the interface differently."""
+    return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def peer_of(context: Any) -> Peer | None:
     """None for a Unix socket, which only this user reaches."""
     kind, _, rest = str(context.peer()).partition(":")
     address, _, port = unquote(rest).rpartition(":")
-    return (address.strip("[]"), int(port)) if kind in ("ipv4", "ipv6") and port.isdigit() else None
+    return (_plain(address.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") and port.isdigit() else None
 
 
 def _descriptors() -> list[int]:

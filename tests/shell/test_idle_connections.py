@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import resource
 import socket
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -14,7 +15,7 @@ from served import Service, soon
 from strangers import KINDS, PREFACE, SETTINGS
 from test_service_under_fire import a_job_runs
 
-from rendezvous.service.connections import Peer, Sent, surplus, too_busy
+from rendezvous.service.connections import Peer, Sent, peer_of, surplus, too_busy
 from rendezvous.service.server import raise_file_limit
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ def test_the_addresses_of_one_ipv6_network_count_as_one() -> None:
     ended = surplus([honest, *flood], 100)
     assert len(ended) == 31
     assert honest not in ended
+
+
+def test_a_link_local_agent_is_known_whatever_the_name_of_its_interface() -> None:
+    assert peer_of(SimpleNamespace(peer=lambda: "ipv6:%5Bfe80::1%252%5D:7")) == ("fe80::1", 7)
 
 
 def test_only_strangers_that_call_more_than_probes_end() -> None:
