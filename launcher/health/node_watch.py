@@ -31,7 +31,7 @@ from launcher.health.node_health import Disk, HealthState, MemoryUse, Nic, NodeR
 from launcher.health.page import phase_times
 from launcher.health.watcher import RankWatcher
 from launcher.machine import gpu_reading as nvml_calls
-from launcher.machine.gpu_reading import Nvml, read
+from launcher.machine.gpu_reading import Nvml, read, text_of
 from launcher.machine.gpu_state import Gpu, GpuName, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
 from launcher.machine.kernel_log import KernelLog
@@ -353,7 +353,7 @@ class Node:
     def _stalled(self) -> float:
         for folder in (*self._memory_folders, f"{self._root}/proc/pressure"):
             name = "memory" if folder.endswith("/pressure") else "memory.pressure"
-            for line in _read(f"{folder}/{name}").splitlines():
+            for line in text_of(f"{folder}/{name}").splitlines():
                 if line.startswith("full "):
                     return float(line.split()[1].partition("=")[2])
         return 0.0
@@ -374,7 +374,7 @@ class Node:
         return None
 
     def _cpu(self) -> tuple[int, int]:
-        words = _read(f"{self._root}/proc/stat").partition("\n")[0].split()[1:9]
+        words = text_of(f"{self._root}/proc/stat").partition("\n")[0].split()[1:9]
         times = [int(word) for word in words if word.isdecimal()]
         idle = sum(times[3:5])  # and waiting for a disk
         return sum(times) - idle, sum(times)
@@ -382,7 +382,7 @@ class Node:
     def _disk_bytes(self) -> tuple[int, int]:
         """Of whole devices that are not made of others."""
         sectors = [0, 0]
-        for line in _read(f"{self._root}/proc/diskstats").splitlines():
+        for line in text_of(f"{self._root}/proc/diskstats").splitlines():
             words = line.split()
             if len(words) < 10 or words[2].startswith(_NOT_DISKS):
                 continue
@@ -394,11 +394,11 @@ class Node:
     # --- network -------------------------------------------------------------------------------------
 
     def _nics(self) -> Iterator[Nic]:
-        for line in _read(f"{self._root}/proc/net/dev").splitlines()[2:]:
+        for line in text_of(f"{self._root}/proc/net/dev").splitlines()[2:]:
             name, _, numbers = line.partition(":")
             name, counts = name.strip(), numbers.split()
             if not name.startswith(_NOT_NETWORK) and len(counts) >= 12:
-                carrier = _read(f"{self._root}/sys/class/net/{name}/carrier").strip() == "1"
+                carrier = text_of(f"{self._root}/sys/class/net/{name}/carrier").strip() == "1"
                 errors, drops = int(counts[2]) + int(counts[10]), int(counts[3]) + int(counts[11])
                 yield Nic(name, errors, drops, carrier, int(counts[0]), int(counts[8]))
 
@@ -408,10 +408,10 @@ class Node:
             for device in sorted(os.listdir(infiniband)):
                 for port in sorted(os.listdir(f"{infiniband}/{device}/ports")):
                     place = f"{infiniband}/{device}/ports/{port}"
-                    errors = [_read(f"{place}/counters/{each}").strip() for each in _IB_ERRORS]
+                    errors = [text_of(f"{place}/counters/{each}").strip() for each in _IB_ERRORS]
                     total = sum(int(each) for each in errors if each.isdecimal())
-                    up = _read(f"{place}/state").startswith("4:")
-                    data = [_read(f"{place}/counters/{each}").strip() for each in _IB_DATA]
+                    up = text_of(f"{place}/state").startswith("4:")
+                    data = [text_of(f"{place}/counters/{each}").strip() for each in _IB_DATA]
                     words = [4 * int(each) if each.isdecimal() else 0 for each in data]
                     yield Nic(f"{device}/{port}", total, 0, up, *words)
 
@@ -431,20 +431,6 @@ def _disks(paths: Sequence[str]) -> Iterator[Disk]:
         with suppress(OSError):
             found = os.statvfs(path)
             yield Disk(path, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
-
-
-def _read(path: str) -> str:
-    """Return "" if the file cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, 1 << 16).decode(errors="replace")
-    except OSError:  # for example the carrier of an interface that is down
-        return ""
-    finally:
-        os.close(fd)
 
 
 class Sampler:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.machine import gpu_reading
+from launcher.machine.gpu_reading import text_of
 from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.ranks.affinity import BindingError, Cpu, CpuTopology
 from rendezvous.values.late_dataclass import dataclass
@@ -34,7 +35,7 @@ def read_topology(
     nodes = {
         cpu: int(name.removeprefix("node"))
         for name in _names(folder, "node")
-        for cpu in parse_cpu_list(_read(f"{folder}/{name}/cpulist"))
+        for cpu in parse_cpu_list(text_of(f"{folder}/{name}/cpulist"))
     }
     cpus = _read_cpus(f"{root}/devices/system/cpu", usable, nodes)
     several = len(dict.fromkeys(nodes.values())) > 1
@@ -48,8 +49,10 @@ def _read_cpus(folder: str, usable: list[int], nodes: dict[int, int]) -> tuple[C
     caches: dict[int, int] = {}
     for index in usable:
         if index not in cores:
-            siblings = parse_cpu_list(_read(f"{folder}/cpu{index}/topology/thread_siblings_list")) or (index,)
-            socket = int(_read(f"{folder}/cpu{index}/topology/physical_package_id") or 0)
+            siblings = parse_cpu_list(text_of(f"{folder}/cpu{index}/topology/thread_siblings_list")) or (
+                index,
+            )
+            socket = int(text_of(f"{folder}/cpu{index}/topology/physical_package_id").strip() or 0)
             cores.update(dict.fromkeys(siblings, siblings[0]))
             sockets.update(dict.fromkeys(siblings, socket))
         if index not in caches:
@@ -67,15 +70,15 @@ def _sharers_of_largest_cache(folder: str) -> tuple[int, ...]:
     largest = 0
     sharers: tuple[int, ...] = ()
     for name in _names(folder, "index"):
-        level = int(_read(f"{folder}/{name}/level") or 0)
-        if level > largest and _read(f"{folder}/{name}/type") in ("Unified", "Data"):
-            largest, sharers = level, parse_cpu_list(_read(f"{folder}/{name}/shared_cpu_list"))
+        level = int(text_of(f"{folder}/{name}/level").strip() or 0)
+        if level > largest and text_of(f"{folder}/{name}/type").strip() in ("Unified", "Data"):
+            largest, sharers = level, parse_cpu_list(text_of(f"{folder}/{name}/shared_cpu_list"))
     return sharers
 
 
 def _node_of_gpu(root: str, address: str, several_nodes: bool) -> int:
     """Return -1 if the firmware does not report the node. Like torchrun, the launcher then uses node 0."""
-    text = _read(f"{root}/bus/pci/devices/{address}/numa_node")
+    text = text_of(f"{root}/bus/pci/devices/{address}/numa_node").strip()
     if not text and several_nodes:
         raise BindingError(
             f"GPU {address} has no known NUMA node",
@@ -97,14 +100,6 @@ def _names(folder: str, prefix: str) -> list[str]:
     except OSError:
         return []
     return sorted(name for name in found if name.startswith(prefix) and name[len(prefix) :].isdecimal())
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def visible_gpus(
@@ -138,7 +133,7 @@ def _amd_gpus(folder: str) -> list[GpuName]:
     """List GPUs in the kernel's order, which HIP keeps. Nodes that a container may not use cannot be read."""
     gpus = []
     for name in sorted(_names(folder, ""), key=int):
-        lines = [line.split() for line in _read(f"{folder}/{name}/properties").splitlines()]
+        lines = [line.split() for line in text_of(f"{folder}/{name}/properties").splitlines()]
         told = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
         if told.get("simd_count", 0) > 0:  # a node without SIMD units is a CPU
             # bus and slot; the higher bits distinguish partitions of one GPU

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import isnan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rendezvous.access.secret import Secret, file_problem
@@ -530,10 +531,7 @@ def _fits(files: Certificates) -> bool:
 def _configuration(files: Certificates) -> grpc.ServerCertificateConfiguration:
     import grpc
 
-    ca = _read(files.client_ca) if files.client_ca else None
-    return grpc.ssl_server_certificate_configuration([(_read(files.key), _read(files.certificate))], ca)
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    ca = Path(files.client_ca).read_bytes() if files.client_ca else None
+    return grpc.ssl_server_certificate_configuration(
+        [(Path(files.key).read_bytes(), Path(files.certificate).read_bytes())], ca
+    )

@@ -20,6 +20,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rendezvous.values.error_codes import Code, Coded
 
@@ -189,7 +190,7 @@ def file_problem(certificate: str, key: str, authority: str) -> str:
         (certificate, _CERTIFICATE, "certificate"),
         (key, _KEY, "private key"),
     ):
-        if path and mark not in _read(path):
+        if path and mark not in Path(path).read_bytes():
             return f"{path} does not contain a {kind} in PEM format"
     if certificate and key and not _key_is_of_certificate(certificate, key):
         return (
@@ -197,11 +198,6 @@ def file_problem(certificate: str, key: str, authority: str) -> str:
             "that the key is not encrypted, and that neither file is damaged"
         )
     return ""
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _key_is_of_certificate(certificate: str, key: str) -> bool:
@@ -223,7 +219,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17  # tags of DER
 
 def ends_of(path: str) -> list[float]:
     """When each certificate of a PEM file ends, as `time.time`. Raises `OSError`, `ValueError`."""
-    text = _read(path).decode("ascii", "replace")
+    text = Path(path).read_text("ascii", "replace")
     blocks = [found[0] for found in _BLOCK.finditer(text.replace("\r\n", "\n")) if found[1] == "CERTIFICATE"]
     if not blocks:
         raise ValueError(f"{path} does not contain a certificate in PEM format")

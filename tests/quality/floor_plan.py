@@ -420,7 +420,7 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 67_170
+MOST_HOUSE_LINES = 67_130
 MOST_HOUSE_FILES = 284
 MOST_WING_LINES = 17_876
 MOST_WING_FILES = 88
