@@ -51,7 +51,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "recorder",
         "torch's flight recorder shows who is missing from a collective over Gloo",
-        ("tests/shell/test_lost_peers.py::test_flight_recorders_are_read_at_a_hang",),
+        ("tests/ddp/test_torch_api.py::test_each_backend_has_its_recorder",),
     ),
     Case(
         "peers",
@@ -117,7 +117,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "plug-in",
         "stock torchrun trains with `--rdzv-backend ddp`",
-        ("tests/wings/torchrun/test_torchrun_handler.py::test_two_agents_train",),
+        ("tests/wings/torchrun/test_torchrun_handler.py",),
     ),
     Case(
         "two nodes",
