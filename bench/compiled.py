@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from watched import end_once
+
 SCRIPT = Path(__file__).resolve().parent / "ranks" / "compiles.py"
 _LIMIT_S = 900.0
 
@@ -187,6 +189,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["start", "death", "node"])
     parser.add_argument("--json")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, end_once)
     model, found = ["gpt", asked.layers], {}
     work = Path(tempfile.mkdtemp(prefix="bench-compiled-"))
 

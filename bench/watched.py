@@ -55,6 +55,12 @@ class Stamp:
     at: float
 
 
+def end_once(signum: int, _frame: object) -> None:
+    """Leave nothing behind. `timeout` sends its signal twice, and the second would interrupt that."""
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)
+
+
 class WatchedRun:
     """Use as a context: on leaving, nothing of the command is left.
 
@@ -72,9 +78,7 @@ class WatchedRun:
         self.ended: dict[int, float] = {}
 
     def __enter__(self) -> WatchedRun:
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-        )  # `timeout` leaves nothing behind
+        signal.signal(signal.SIGTERM, end_once)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._folder = _folder(self._fixed_folder)
         self._pipe, self._gate = self._fifo("stamps"), self._fifo("gate")
