@@ -13,6 +13,9 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+WITHIN_S = 600.0  # several jobs one after the other, on a machine that may be busy
+pytestmark = pytest.mark.timeout(WITHIN_S + 60.0)
+
 _HEAD = """
 import os, torch, ddp
 from torch import nn
@@ -71,7 +74,7 @@ def rehearse(folder: Path, source: str, *words: str, ranks: str = "2") -> tuple[
     (folder / "train.py").write_text(source)
     command = [os.path.join(os.path.dirname(sys.executable), "ddp-launch"), "rehearse", "--out", "report"]
     command += [*words, "--nproc-per-node", ranks, "--max-restarts", "2", "train.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode in (0, 1), done.stderr
     assert (folder / "report" / "report.json").exists(), done.stderr
     return done.returncode, json.loads((folder / "report" / "report.json").read_text()), done.stdout
@@ -149,7 +152,7 @@ def test_the_examples_lose_nothing_that_they_keep(tmp_path: Path, words: tuple[s
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=WITHIN_S,
     )
     found = json.loads((tmp_path / "report" / "report.json").read_text())
     (played,) = found["faults"]
