@@ -27,9 +27,9 @@ from shown import ROOT, machine, publish
 
 sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]
 
+from meet.attackers import KINDS
 from meet.service import SERVE, Service, await_port, free_port, process
 from meet.sessions import Sessions
-from meet.strangers import KINDS
 from watched import RunFailed
 
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -95,7 +95,7 @@ def attacked(endpoint: str, kind: str, count: int) -> Iterator[Callable[[], int]
     if kind == NOBODY:
         yield lambda: 0
         return
-    program = os.path.join(ROOT, "bench", "meet", "strangers.py")
+    program = os.path.join(ROOT, "bench", "meet", "attackers.py")
     with subprocess.Popen(
         [sys.executable, program, endpoint, kind, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as attacker:

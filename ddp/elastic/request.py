@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 from ddp.telemetry.contracts import CHECKPOINT_REQUEST
 
 _SIGNAL_GRACE_S = 5.0  # the time the launcher has to react to a signal that it should have received as well
@@ -48,7 +48,7 @@ def watch() -> None:
     path = _path()
     if not path:
         return
-    native = core_arguments.native()
+    native = core_loading.native()
     if native is not None:
         for signum in (signal.SIGTERM, signal.SIGUSR1):
             native.guard_signal(signum, _SIGNAL_GRACE_S)
@@ -57,7 +57,7 @@ def watch() -> None:
 
 
 def _forget_signal() -> None:
-    native = core_arguments.native()
+    native = core_loading.native()
     if native is not None:
         native.forgive_signal()
 
@@ -73,7 +73,7 @@ def checkpoint_requested() -> bool:
     if is_requested or not path:
         _forget_signal()
     else:
-        native = core_arguments.native()
+        native = core_loading.native()
         if native is not None and (signum := native.overdue_signal()):
             os.kill(
                 os.getpid(), signum

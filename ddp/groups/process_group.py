@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore
 
-from ddp.groups import accelerator, core_arguments, rank_info, ring
+from ddp.groups import accelerator, core_loading, rank_info, ring
 from ddp.groups.rank_info import (
     ALONE,
     InitError,
@@ -240,7 +240,7 @@ def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
         _register_ours(asked)
         return known_backend(asked, dist.Backend.backend_list)
     if device.type == "cpu":
-        has_native = core_arguments.native() is not None
+        has_native = core_loading.native() is not None
         chosen = rank_info.choose(info.world_size, info.local_world_size, has_native)
         _register_ours(chosen)
         return chosen

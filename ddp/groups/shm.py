@@ -27,7 +27,7 @@ from torch.distributed import (
 )
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-from ddp.groups import core_arguments, joining, membership, ring, segment
+from ddp.groups import core_loading, joining, membership, ring, segment
 from ddp.groups.core_arguments import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -432,7 +432,7 @@ class _Setup:
         try:
             return self._form(entries)
         except _Unable as reason:
-            core_arguments.warn_once(str(reason))
+            core_loading.warn_once(str(reason))
             return None, None
         finally:
             for each in (self.listener, self.port):
@@ -457,7 +457,7 @@ class _Setup:
             ) from error
 
     def _own_entry(self) -> _Entry:
-        if core_arguments.native() is None:
+        if core_loading.native() is None:
             return _Entry(reason="has no compiled core: install the same package on all ranks")
         try:
             self.listener = segment.open_listener()
@@ -495,7 +495,7 @@ class _Setup:
         return made, placed
 
     def _connect(self, entries: list[_Entry], placed: HostLayout) -> Any:
-        native = core_arguments.native()
+        native = core_loading.native()
         assert native is not None
         assert self.listener is not None
         staging = _staging(placed)
@@ -580,7 +580,7 @@ def register() -> bool:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     joining.watch(SharedGroup)
     collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, CombinedWork))
-    return core_arguments.native() is not None
+    return core_loading.native() is not None
 
 
 register()

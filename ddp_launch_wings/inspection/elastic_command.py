@@ -12,7 +12,7 @@ from ddp.telemetry.coded import CodedError
 
 if TYPE_CHECKING:
     from ddp.elastic.files.folders import Folder
-    from ddp_launch_wings.inspection.saved_commits import Listed
+    from ddp_launch_wings.inspection.commit_list import Listed
 
 _PATIENCE_S = 20.0  # with a store that does not answer
 _FOLDER = "folder of the commits, as in State(folder=...): a path or a URL such as s3://bucket/run"
@@ -65,11 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _look(name: str, verifies: bool) -> int:
-    from ddp_launch_wings.inspection import saved_commits
+    from ddp_launch_wings.inspection import commit_list
 
-    (folder, found), code = saved_commits.listed_at(name, _PATIENCE_S), 0
+    (folder, found), code = commit_list.listed_at(name, _PATIENCE_S), 0
     if not found:
-        scopes = ", ".join(saved_commits.scopes_in(folder))
+        scopes = ", ".join(commit_list.scopes_in(folder))
         hint = f", but in its folders {scopes}: name one of them" if scopes else ""
         text = f"{name}: there are no commits{hint}\n"
         if verifies:  # otherwise a wrong name would look like a good result

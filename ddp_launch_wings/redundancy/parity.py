@@ -20,7 +20,7 @@ import torch
 from ddp.elastic.commits import CommitName
 from ddp.elastic.images import image, kept_images
 from ddp.elastic.images.image import DamagedImage
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 from ddp_launch_wings.redundancy import placement
 from ddp_launch_wings.redundancy.peer_links import Links, Peer, PeerError
 from ddp_launch_wings.redundancy.placement import Protected, Row, Stripe, StripeFacts, chunk_range
@@ -41,7 +41,7 @@ WORD = 8  # the lengths of all buffers are multiples of it
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    return core_arguments.part("ddp_launch_wings.redundancy._erasure")
+    return core_loading.part("ddp_launch_wings.redundancy._erasure")
 
 
 def combine(rows: Sequence[Row], inputs: Sequence[memoryview], outputs: Sequence[memoryview]) -> None:

@@ -29,7 +29,7 @@ _WITHIN_S = 300
 
 TRAIN = """
 import sys, torch, ddp
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 place = ddp.init()
 torch.manual_seed(0)
 model = ddp.DistributedDataParallel(torch.nn.Linear(8, 1).to(place.device))
@@ -39,7 +39,7 @@ for step in range(5):
     model(torch.randn(4, 8, generator=torch.Generator().manual_seed(place.rank))).square().mean().backward()
     optimizer.step()
 assert "site-packages" in ddp.__file__, ddp.__file__
-print("trained", place.rank, place.world_size, place.backend, core_arguments.native() is not None)
+print("trained", place.rank, place.world_size, place.backend, core_loading.native() is not None)
 ddp.shutdown()
 """
 STOCK = """

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddp.shm
 from ddp import DistributedDataParallel
-from ddp.groups.core_arguments import native
+from ddp.groups.core_loading import native
 from ddp.reducer.plan import BucketPlan, Kind
 
 if TYPE_CHECKING:

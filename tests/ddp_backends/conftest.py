@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from crew import Crew
 
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 
 
 def pytest_collection_modifyitems(items):
-    if core_arguments.native() is None:
+    if core_loading.native() is None:
         for item in items:
             if "ddp_backends" in str(item.path) and "without_the_core" not in item.name:
                 item.add_marker(pytest.mark.skip(reason="the compiled core is not built here (no compiler)"))

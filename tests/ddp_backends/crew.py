@@ -112,9 +112,9 @@ def _serve(rank, size, backend, folder, pipe, settings, timeout_s):
     import torch.distributed as dist
 
     import ddp.shm  # noqa: F401  # the server may be another test's, which imported other things
-    from ddp.groups import core_arguments
+    from ddp.groups import core_loading
 
-    core_arguments.native.cache_clear()  # the server has asked before DDP_NATIVE was set
+    core_loading.native.cache_clear()  # the server has asked before DDP_NATIVE was set
     torch.set_num_threads(1)
     gc.freeze()  # what was imported stays: collections leave it alone
     store = dist.FileStore(os.path.join(folder, "store"), size)

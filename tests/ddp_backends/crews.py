@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crew import Crew
 
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def crew_of() -> Iterator[Callable[[str, int], Crew]]:
 
     @cache
     def of(backend: str, size: int = 2) -> Crew:
-        if backend != "gloo" and core_arguments.native() is None:
+        if backend != "gloo" and core_loading.native() is None:
             pytest.skip("the compiled core is not built here (no compiler)")
         hosts = [{"DDP_HOST_KEY": f"host{rank}"} for rank in range(size)] if backend == "hier" else ()
         crew = Crew(size, backend, hosts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tidy import ROOT
 
-from ddp.groups.core_arguments import native
+from ddp.groups.core_loading import native
 
 CORE = ROOT / "ddp" / "groups" / "_core"
 SOURCE = Path(__file__).parent / "kernel_sets.c"

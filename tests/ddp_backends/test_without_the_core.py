@@ -12,7 +12,7 @@ import torch.distributed as dist
 import training
 from crew import Crew
 
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 
 
 def note_lines():
@@ -28,13 +28,13 @@ def note_lines():
 
 def switch_off(how):
     """Before the group is formed: in the process that will be a rank."""
-    core_arguments.native.cache_clear()
-    core_arguments._warnings.clear()
+    core_loading.native.cache_clear()
+    core_loading._warnings.clear()
     kept = note_lines()
     if how == "switched off":
         os.environ["DDP_NATIVE"] = "0"
     elif how == "one rank lacks it" and dist.get_rank() == 1:
-        core_arguments.native = lambda: None
+        core_loading.native = lambda: None
     elif how == "no room" and dist.get_rank() == 0:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))
     groups = [dist.new_group(backend="shm") for _ in range(2)]
@@ -95,5 +95,5 @@ def offered_for(device_type):
 def test_only_tensors_in_ordinary_memory_are_averaged_in_place():
     """Tensors of another device go to NCCL, which does better with one bucket."""
     with Crew(1, "gloo") as ranks:
-        assert ranks.run(offered_for, "cpu") == [core_arguments.native() is not None]
+        assert ranks.run(offered_for, "cpu") == [core_loading.native() is not None]
         assert ranks.run(offered_for, "cuda") == [False]

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from ddp import elastic
-from ddp.elastic.files import checkpoint, part_file
+from ddp.elastic.files import manifest, part_file
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.images import image
+from ddp_launch_wings.inspection import commit_list
+from ddp_launch_wings.inspection import commit_list as inspection
 from ddp_launch_wings.inspection import elastic_command as command
-from ddp_launch_wings.inspection import saved_commits
-from ddp_launch_wings.inspection import saved_commits as inspection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +92,7 @@ def check_resume(folder: Path, file: str, caplog: pytest.LogCaptureFixture) -> N
         assert str(newest(folder, file)) in caplog.text
     else:  # a resume needs only the parts
         assert (resumed.number, state.step) == (2, 2)
-    (_sound, damaged) = saved_commits.listed(open_folder(folder))
+    (_sound, damaged) = commit_list.listed(open_folder(folder))
     assert [text for text in inspection.problems(open_folder(folder), damaged) if file in text]
 
 
@@ -179,4 +179,4 @@ def test_an_archive_with_a_flipped_bit_is_damaged_or_says_the_same(kind: Callabl
 
 def test_every_file_of_a_commit_is_tried(folder: Path) -> None:
     assert sorted(path.name for path in max(folder.iterdir()).iterdir()) == sorted(FILES)
-    assert checkpoint.read(newest(folder, ".metadata").read_bytes()).facts is not None
+    assert manifest.read(newest(folder, ".metadata").read_bytes()).facts is not None

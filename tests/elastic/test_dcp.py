@@ -19,7 +19,7 @@ from torch import nn
 
 from ddp import elastic
 from ddp.elastic import commits
-from ddp.elastic.files import checkpoint, dcp, part_file
+from ddp.elastic.files import dcp, manifest, part_file
 from ddp.elastic.files import folders as folder_module
 from ddp.elastic.files.folders import LocalFolder
 
@@ -172,12 +172,12 @@ def test_the_rank_that_finishes_last_writes_the_manifest(tmp_path: Path) -> None
             path.name for path in (tmp_path / "two").glob("*/.meta*")
         }
         folder.write(commits.file_name(of), lambda: [content])
-        checkpoint.complete(folder, checkpoint.Maker(), of)
+        manifest.complete(folder, manifest.Maker(), of)
         assert (newest(tmp_path / "two") / ".metadata").exists() == (part == 0)
     first = (newest(tmp_path / "two") / ".metadata").read_bytes()
-    checkpoint.complete(folder, checkpoint.Maker(), commits.DiskName(name.commit, 1, 2))
+    manifest.complete(folder, manifest.Maker(), commits.DiskName(name.commit, 1, 2))
     assert (newest(tmp_path / "two") / ".metadata").read_bytes() == first
-    facts = checkpoint.read(first).facts
+    facts = manifest.read(first).facts
     assert facts is not None
     assert (facts.number, facts.world_size, facts.bytes_of_parts) == (1, 1, (len(content),) * 2)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 from launched import Launched
 
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(core_arguments.native() is None, reason="the guard is in the compiled core")
+pytestmark = pytest.mark.skipif(core_loading.native() is None, reason="the guard is in the compiled core")
 
 # The rest of ddp.elastic imports torch, which takes most of a second.
 WATCHING = """
@@ -142,9 +142,9 @@ def test_what_comes_late_of_an_answered_broadcast_changes_nothing(rank: Callable
 
 HEEDS_NOW = """
 sys.stdin.readline()
-from ddp.groups import core_arguments
-core_arguments.native().guard_signal(12, 0.0)  # no patience any more: whatever is noted is overdue
-print("overdue" if core_arguments.native().overdue_signal() else "nothing to heed", flush=True)
+from ddp.groups import core_loading
+core_loading.native().guard_signal(12, 0.0)  # no patience any more: whatever is noted is overdue
+print("overdue" if core_loading.native().overdue_signal() else "nothing to heed", flush=True)
 """
 
 BLOCKED = """

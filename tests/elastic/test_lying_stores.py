@@ -15,7 +15,7 @@ from lying_store import KINDS, LyingStore, World
 
 from ddp import elastic
 from ddp.elastic import commits
-from ddp.elastic.files import checkpoint, folders, part_file, writer
+from ddp.elastic.files import folders, manifest, part_file, writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,11 +47,11 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DDP_SCRATCH", str(tmp_path / "scratch"))
     clock = Clock()
     monkeypatch.setattr(folders, "time", clock)
-    monkeypatch.setattr(checkpoint, "time", clock)
+    monkeypatch.setattr(manifest, "time", clock)
     monkeypatch.setattr(folders, "_FIRST_PAUSE_S", 0.0005)
     monkeypatch.setattr(folders, "_LONGEST_PAUSE_S", 0.001)
     monkeypatch.setattr(folders, "_STALE_S", 0.1)
-    monkeypatch.setattr(checkpoint, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(manifest, "_PAUSE_S", 0.001)
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, world: World) -> World:
@@ -110,7 +110,7 @@ def test_no_lie_loses_a_commit_or_gives_a_wrong_state(seed: int, monkeypatch: py
 def check_manifests(world: World) -> None:
     for path, data in world.objects.items():
         if path.endswith(".metadata"):
-            facts = checkpoint.read(data).facts
+            facts = manifest.read(data).facts
             assert facts is not None
             part = path.replace(".metadata", "part-0-of-1.distcp")
             assert facts.bytes_of_parts == (len(world.objects[part]),)

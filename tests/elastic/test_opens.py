@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ddp.elastic import commits, resume
-from ddp.elastic.files import checkpoint
 from ddp.elastic.files import folders as folder_module
+from ddp.elastic.files import manifest
 from ddp.elastic.files.folders import LocalFolder, RemoteFolder
 from ddp.elastic.files.part_file import FileEncoder
 from ddp.elastic.images import image, leaves
@@ -50,7 +50,7 @@ def part(number: int, rank: int) -> image.Image:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("commits")
     folder = LocalFolder(path)
-    encoder, maker = FileEncoder(), checkpoint.Maker()
+    encoder, maker = FileEncoder(), manifest.Maker()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folder_module, "_sync", lambda _path: None)
         patched.setattr(folder_module, "os", type("os", (), vars(os) | {"fsync": lambda _fd: None}))
@@ -59,7 +59,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 name = commits.DiskName(commits.CommitName(number, "abc"), rank, WORLD)
                 content = list(encoder.encode(part(number, rank), {}))
                 folder.write(commits.file_name(name), lambda content=content: content)
-            checkpoint.complete(folder, maker, name)
+            manifest.complete(folder, maker, name)
     return path
 
 
@@ -173,7 +173,7 @@ def test_an_object_store(filled: Path, world: int) -> None:
 def test_a_manifest_of_256_parts_is_one_small_file(filled: Path) -> None:
     folder = LocalFolder(filled)
     path = f"{commits.folder_name(commits.CommitName(300, 'abc'))}/{commits.MANIFEST}"
-    read = checkpoint.read(bytes(folder.read(path)))
+    read = manifest.read(bytes(folder.read(path)))
     assert read.facts is not None
     assert (read.facts.number, len(read.facts.bytes_of_parts)) == (300, WORLD)
     table = read.table()

@@ -22,8 +22,8 @@ from disk import journal
 from ddp import elastic
 from ddp.elastic.files.folders import LocalFolder, open_folder
 from ddp.elastic.images import kept_images
-from ddp_launch_wings.inspection import saved_commits
-from ddp_launch_wings.inspection import saved_commits as inspection
+from ddp_launch_wings.inspection import commit_list
+from ddp_launch_wings.inspection import commit_list as inspection
 
 if TYPE_CHECKING:
     import mmap
@@ -118,7 +118,7 @@ def test_the_record_is_whole(recorded: dict[str, Recorded]) -> None:
 def wrong_with(files: dict[str, bytes], promised: int, there: Path) -> str:
     """What is wrong with a disk that must hold this commit or a newer one; empty if nothing is."""
     journal.lay_out(files, there)
-    for one in saved_commits.listed(open_folder(there)):
+    for one in commit_list.listed(open_folder(there)):
         if one.has_manifest and (problems := list(inspection.problems(open_folder(there), one))):
             return f"commit {one.commit.number} has a manifest: {problems}"
     state = elastic.State(x=torch.zeros(1), y=torch.zeros(1), step=0, folder=there)

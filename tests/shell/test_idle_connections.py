@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from attackers import KINDS, PREFACE, SETTINGS
 from served import Service, soon
-from strangers import KINDS, PREFACE, SETTINGS
 from test_service_under_fire import a_job_runs
 
 from rendezvous.service.connections import Peer, Sent, peer_of, surplus, too_busy

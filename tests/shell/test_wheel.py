@@ -116,7 +116,7 @@ def test_without_a_compiler_the_rest_is_installed_and_says_what_is_missing(sourc
     assert "\ncore not compiled" in asked("-m", "launcher", "--version")
     assert str(tmp_path) in asked("-m", "launcher", "docs")
     assert asked("-m", "launcher", "docs", "hangs") == (ROOT / "docs/hangs.md").read_text()
-    ask = "from ddp.groups.core_arguments import native; print(native())"
+    ask = "from ddp.groups.core_loading import native; print(native())"
     assert asked("-c", f"import logging; logging.basicConfig(filename='said'); {ask}") == "None\n"
     assert (tmp_path / "said").read_text().count("Gloo") == 1
 

@@ -19,7 +19,7 @@ import time
 
 from ddp.elastic import commits
 from ddp.elastic.commits import Thinning
-from ddp.elastic.files import checkpoint
+from ddp.elastic.files import manifest
 from ddp.elastic.files.dcp import Names
 from ddp.elastic.files.folders import Folder
 from ddp.elastic.files.part_file import FileEncoder
@@ -46,7 +46,7 @@ class Writer:
         """`lineage`: the lineage of new commits; `since`: the commit from which this generation resumed."""
         self._folder, self._keep, self._prunes = folder, keep, prunes
         self._lineage, self._since = lineage, since
-        self._encoder, self._maker = FileEncoder(), checkpoint.Maker()
+        self._encoder, self._maker = FileEncoder(), manifest.Maker()
         self._thread: threading.Thread | None = None
         self._began, self._writing = 0.0, 0
         self._written = threading.Event()  # the commit of the thread is there, or has failed
@@ -133,7 +133,7 @@ class Writer:
         try:
             source = image.Image(slot.buffer)
             self._folder.write(commits.file_name(name), lambda: self._encoder.encode(source, names))
-            checkpoint.complete(self._folder, self._maker, name)
+            manifest.complete(self._folder, self._maker, name)
             is_there = True
             if self._folder.is_remote:
                 self._failed.clear()  # a newer commit is there
@@ -180,7 +180,7 @@ class Writer:
     def _complete(self, commit: commits.CommitName, parts: int) -> None:
         """Add the manifest of an earlier commit. Whether it succeeds does not matter to the newest one."""
         try:
-            checkpoint.complete_later(self._folder, self._maker, commit, parts)
+            manifest.complete_later(self._folder, self._maker, commit, parts)
         except Exception as error:
             self._not_completed.add(commit)
             log.warning(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.elastic.images import kept_images, leaves
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 from ddp.telemetry import torch_api
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _ORDINARY = {torch.Tensor, torch.nn.Parameter}
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    native = core_arguments.part("ddp.elastic._bulk_copy")
+    native = core_loading.part("ddp.elastic._bulk_copy")
     return native if native is not None and native.is_fast() else None
 
 

@@ -31,7 +31,7 @@ import torch
 from ddp.elastic.commits import CommitName
 from ddp.elastic.images import leaves
 from ddp.elastic.images.leaves import Leaf
-from ddp.groups import core_arguments
+from ddp.groups import core_loading
 from ddp.telemetry.coded import CodedError
 
 # --- checksums -------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ _SHORT = 4096  # bytes for which zlib is as good
 
 @functools.cache
 def compiled_checksums() -> ModuleType | None:
-    native = core_arguments.part("ddp.elastic._checksum")
+    native = core_loading.part("ddp.elastic._checksum")
     return native if native is not None and native.is_fast() else None
 
 

@@ -20,8 +20,8 @@ import torch
 
 from ddp import elastic
 from ddp.elastic.files import folders
-from ddp_launch_wings.inspection import saved_commits
-from ddp_launch_wings.inspection import saved_commits as inspection
+from ddp_launch_wings.inspection import commit_list
+from ddp_launch_wings.inspection import commit_list as inspection
 
 FOLDER = sys.argv[4]
 IS_REMOTE = "://" in FOLDER
@@ -111,7 +111,7 @@ def prepare():
 def check_all():
     """What is left is whole wherever it says so, and there is not more of it after each kill."""
     folder = folders.open_folder(FOLDER)
-    left = saved_commits.listed(folder)
+    left = commit_list.listed(folder)
     for each in left:
         if each.has_manifest:
             assert not (problems := list(inspection.problems(folder, each))), problems

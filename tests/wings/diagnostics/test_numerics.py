@@ -11,7 +11,7 @@ from test_training import batch, loss_of, mlp
 
 import ddp
 import ddp.shm
-from ddp.groups.core_arguments import native
+from ddp.groups.core_loading import native
 from ddp_launch_wings.diagnostics.numerics import fingerprint
 
 if TYPE_CHECKING:

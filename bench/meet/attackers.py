@@ -1,6 +1,6 @@
 """What clients without credentials send that never become useful: idle, slow and malformed ones, and floods.
 
-    python bench/meet/strangers.py HOST:PORT KIND COUNT
+    python bench/meet/attackers.py HOST:PORT KIND COUNT
 
 keeps that many connections of this kind open, and opens another for each that is ended, until it is killed. On its
 input it answers each line with how many it has opened.
