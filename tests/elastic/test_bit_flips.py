@@ -20,8 +20,8 @@ from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.files.folders import open_folder
 from ddp.elastic.images import image
 from ddp_launch_wings.inspection import commit_list
-from ddp_launch_wings.inspection import commit_list as inspection
 from ddp_launch_wings.inspection import elastic_command as command
+from ddp_launch_wings.inspection import saved_commits as inspection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

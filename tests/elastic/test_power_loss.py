@@ -23,7 +23,7 @@ from ddp import elastic
 from ddp.elastic.files.folders import LocalFolder, open_folder
 from ddp.elastic.images import kept_images
 from ddp_launch_wings.inspection import commit_list
-from ddp_launch_wings.inspection import commit_list as inspection
+from ddp_launch_wings.inspection import saved_commits as inspection
 
 if TYPE_CHECKING:
     import mmap

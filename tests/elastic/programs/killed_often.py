@@ -21,7 +21,7 @@ import torch
 from ddp import elastic
 from ddp.elastic.files import folders
 from ddp_launch_wings.inspection import commit_list
-from ddp_launch_wings.inspection import commit_list as inspection
+from ddp_launch_wings.inspection import saved_commits as inspection
 
 FOLDER = sys.argv[4]
 IS_REMOTE = "://" in FOLDER
