@@ -91,14 +91,15 @@ class HistoryWriter:
             if self._is_over:
                 return
             self._is_over = is_last
+            content = story_file.encoded(label, state, past, measured)
             if not self._is_temporary:
                 with suppress(OSError):
-                    story_file.write(os.path.join(self._logs, IN_LOGS), label, state, past, measured)
+                    story_file.write(os.path.join(self._logs, IN_LOGS), content)
             if not self._folder:
                 return
             with suppress(OSError):
                 self._make_folder()
-                story_file.write(self._path(past), label, state, past, measured)
+                story_file.write(self._path(past), content)
                 story_file.prune(self._folder, self._most, story_file.now())
 
     def _make_folder(self) -> None:

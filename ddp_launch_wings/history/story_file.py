@@ -15,9 +15,11 @@ import shutil
 import stat
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import Any
 
 from rendezvous.rounds.event_log import Past, decode_past, encode_past
@@ -46,9 +48,8 @@ class Label:
     logs: str  # the folder of the output; "" if there is none any more
 
 
-Measured = tuple[
-    LoggedSeen, LoggedSeen
-]  # `ddp.log` of the ranks of the first node, and how much of it was used
+# `ddp.log` of the ranks of the first node, and how much of it was used
+Measured = tuple[LoggedSeen, LoggedSeen]
 NOTHING: Measured = (LoggedSeen((), 0), LoggedSeen((), 0))
 
 
@@ -137,21 +138,24 @@ def _stories_in(folder: str) -> Iterator[str]:
 # --- one file ---------------------------------------------------------------------------------------
 
 
-def write(path: str, label: Label, state: JobState, past: Past, measured: Measured = NOTHING) -> None:
-    """Raises `OSError`. A job of many thousands of nodes is not written: its state belongs into a service."""
+def encoded(label: Label, state: JobState, past: Past, measured: Measured = NOTHING) -> bytes:
+    """What a file has. Nothing for a job of many thousands of nodes: its state belongs into a service."""
     packed, rest, last = encode_state(state), encode_past(past, _PAST_BYTES), _encoded(measured)
     if len(packed) > _STATE_BYTES:
-        return
-    head = json.dumps(
-        {**asdict(label), "state_bytes": len(packed), "past_bytes": len(rest)}, ensure_ascii=True
-    ).encode()
-    if not has_room(os.path.dirname(path)):
+        return b""
+    head = json.dumps({**asdict(label), "state_bytes": len(packed), "past_bytes": len(rest)}).encode()
+    return _MAGIC + head + b"\n" + packed + rest + last
+
+
+def write(path: str, content: bytes) -> None:
+    """Raises `OSError`. Writes no file without content."""
+    if not content or not has_room(os.path.dirname(path)):
         return
     partial = f"{path}.{os.getpid()}.part"
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(_MAGIC + head + b"\n" + packed + rest + last)
+            file.write(content)
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):
@@ -192,9 +196,8 @@ def _encoded(measured: Measured) -> bytes:
 
 
 def _half(points: Sequence[LoggedPoint]) -> tuple[LoggedPoint, ...]:
-    names = {point.name for point in points}
-    kept = [each for name in names for each in [point for point in points if point.name == name][1::2]]
-    return tuple(sorted(kept, key=lambda point: point.number))
+    turns = defaultdict[str, Iterator[bool]](lambda: cycle((False, True)))
+    return tuple(point for point in points if next(turns[point.name]))
 
 
 def _decoded(data: bytes) -> Measured:

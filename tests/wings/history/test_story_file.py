@@ -34,7 +34,7 @@ PAST = Past(1000.0, 1060.0, "journal", NOTES, points=POINTS)
 
 def keep(folder: Path, label: Label = LABEL, past: Past = PAST, state: JobState = ENDED) -> str:
     path = os.path.join(folder, story_file.name_of(label, past.began_at))
-    story_file.write(path, label, state, past)
+    story_file.write(path, story_file.encoded(label, state, past))
     return path
 
 
@@ -52,7 +52,8 @@ def test_a_job_is_read_as_it_was_written_whatever_its_name(job_id: str, tmp_path
 def test_what_was_measured_is_read_as_it_was_written_and_thinned_if_it_is_long(tmp_path: Path) -> None:
     def kept(points: Iterable[LoggedPoint]) -> tuple[LoggedPoint, ...]:
         seen = LoggedSeen(tuple(replace(point, number=n) for n, point in enumerate(points, 1)), 0)
-        story_file.write(str(tmp_path / "a.story"), LABEL, ENDED, PAST, (seen, LoggedSeen((), 0)))
+        measured = (seen, LoggedSeen((), 0))
+        story_file.write(str(tmp_path / "a.story"), story_file.encoded(LABEL, ENDED, PAST, measured))
         story = story_file.read(str(tmp_path / "a.story"))
         assert story is not None
         assert story.past == PAST
@@ -124,7 +125,7 @@ def test_without_an_end_a_job_has_ended_only_if_its_agent_is_gone(tmp_path: Path
 def test_it_is_found_beside_the_logs_too_and_once(tmp_path: Path) -> None:
     logs = tmp_path / "logs" / "job"
     logs.mkdir(parents=True)
-    story_file.write(str(logs / story_file.IN_LOGS), LABEL, ENDED, PAST)
+    story_file.write(str(logs / story_file.IN_LOGS), story_file.encoded(LABEL, ENDED, PAST))
     for log_dir in (tmp_path / "logs", logs):
         assert [job.job_id for job in finished_jobs("none", str(log_dir))] == ["job"]
     keep(tmp_path)
