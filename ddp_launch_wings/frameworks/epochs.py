@@ -141,11 +141,12 @@ class Epochs:
         if resumed is not None and resumed["at epoch"] is None:  # the failure came before the first batch
             generators.set(resumed["generators"])
             resumed = None
-        at_failure = None if resumed is None else resumed["generators"]
+        at_failure = None
         if resumed is None:
             self._at_epoch = {"generators": generators.get(), "shuffles": _shuffles(loader)}
         else:
-            began = self._at_epoch = resumed["at epoch"]
+            began, at_failure = resumed["at epoch"], resumed["generators"]
+            self._at_epoch = began
             generators.set(began["generators"])
             if shuffles is not None:
                 shuffles.set_state(began["shuffles"])
@@ -155,7 +156,7 @@ class Epochs:
             self.step_complete()
             if at_failure is not None:
                 generators.set(at_failure)
-            at_failure = None
+                at_failure = None
             if self._drawn == self.batches:  # else its gradients are added to those of earlier ones
                 self._in_epoch.hold()
             self._drawn += 1
