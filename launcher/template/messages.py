@@ -10,8 +10,7 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 
 class Spawn(NamedTuple):
@@ -128,25 +127,7 @@ Report = Ready | Started | Exited | Keeping | KeeperEnded | SweepDone | Signalle
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
-_KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind
-    for kind in (
-        Spawn,
-        Keep,
-        Signal,
-        SweepOrder,
-        Learn,
-        Ready,
-        Started,
-        Exited,
-        Keeping,
-        KeeperEnded,
-        SweepDone,
-        Signalled,
-        Late,
-        Learned,
-    )
-}
+_KINDS = {kind.__name__: kind for kind in get_args(Order) + get_args(Report)}
 
 
 def encode(message: Message) -> bytes:
@@ -155,7 +136,8 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes | bytearray) -> Message:
     kind, *fields = json.loads(data)
-    return _KINDS[kind](*(tuple(field) if type(field) is list else field for field in fields))
+    message: Message = _KINDS[kind](*(tuple(field) if type(field) is list else field for field in fields))
+    return message
 
 
 # --- the stream ------------------------------------------------------------------------------------

@@ -30,10 +30,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heapreplace
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 Peer = tuple[str, int]  # address and port
+_Told = TypeVar("_Told")
 
 CALLS_PER_S, _CALLS_OF_A_PROBE = 200, 2  # in a second: of all strangers of an address; of one that never ends
 _SENT, _SENT_PER_CALL = 128 * 1024, 1024  # bytes: a TLS handshake and the longest first call; a probe later
@@ -110,7 +111,9 @@ class Connections:
             self._refused(peer[0], "too many open connections without credentials")
         self._strangers = dict.fromkeys(peer for peer in strangers if peer not in ended)
         heard = [peer for peer in self._strangers if peer not in self._muted]
-        floods = self._sent.floods({peer: _received(found[peer]) for peer in heard})
+        floods = self._sent.floods(
+            {peer: self._with_socket(found[peer], peer, _received) or 0 for peer in heard}
+        )
         for peer in heard:
             if peer in floods or peer in busy:
                 self._with_socket(found[peer], peer, mute)
@@ -139,11 +142,14 @@ class Connections:
         peer = _plain(where[0]), where[1]
         return peer if peer in self._known or sock.getsockname()[1] in self._ports else None
 
-    def _with_socket(self, descriptor: int, peer: Peer, act: Callable[[socket.socket], object]) -> None:
+    def _with_socket(
+        self, descriptor: int, peer: Peer, act: Callable[[socket.socket], _Told]
+    ) -> _Told | None:
         """By a duplicate: gRPC may close its descriptor at any time, and another connection may get the number."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
             if self._client_of(same) == peer:
-                act(same)
+                return act(same)
+        return None
 
 
 class Sent:
@@ -162,10 +168,10 @@ class Sent:
         return {peer for peer, n in beyond.items() if n - self.noted[peer] > _STILL_SENT}
 
 
-def _received(descriptor: int) -> int:
-    """How many bytes the client has sent; 0 where the kernel does not tell, or if it has left."""
-    with contextlib.suppress(OSError, struct.error), socket.socket(fileno=os.dup(descriptor)) as same:
-        return int(struct.unpack_from("Q", same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136), 128)[0])
+def _received(sock: socket.socket) -> int:
+    """How many bytes the client has sent; 0 where the kernel does not tell."""
+    with contextlib.suppress(struct.error):
+        return int(struct.unpack_from("Q", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136), 128)[0])
     return 0
 
 

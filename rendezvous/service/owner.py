@@ -58,9 +58,8 @@ from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import REMARKS, Remark, RestartTimes
 from rendezvous.values.types import AgentId
 
-_SILENT_S = (
-    4.0  # longer than a network outage of 2 s plus the recovery of TCP, if there is a heartbeat a second
-)
+# Longer than a network outage of 2 s plus the recovery of TCP, if there is a heartbeat a second.
+_SILENT_S = 4.0
 DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...
 CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read the messages that wait
 
