@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddp.elastic import commits
-from ddp.elastic.files.folders import open_folder
+from ddp.elastic.files.folders import Folder, open_folder
 from ddp.telemetry.coded import WrongValue
-
-if TYPE_CHECKING:
-    from ddp.elastic.files.folders import Folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ import json
 import math
 import os
 import struct
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -15,17 +17,10 @@ from ddp.elastic import commits
 from ddp.elastic.files import manifest, part_file
 from ddp.elastic.files.checkpoint import Checkpoint, CheckpointError
 from ddp.elastic.files.dcp import UnreadableMetadata
-from ddp.elastic.files.folders import open_folder
+from ddp.elastic.files.folders import Folder, open_folder
 from ddp.elastic.images.image import DamagedImage
 from ddp.telemetry.coded import WrongValue
-from ddp_launch_wings.inspection.commit_list import check_is_folder, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from ddp.elastic.files.folders import Folder
-    from ddp_launch_wings.inspection.commit_list import Listed
+from ddp_launch_wings.inspection.commit_list import Listed, check_is_folder, listed
 
 # --- commits, verified and exported -----------------------------------------------------------------
 

@@ -420,9 +420,9 @@ MAY_HAVE_ONE_IMPORTER: dict[str, str] = {
 
 # The house and its wings, without the generated messages. All four may only fall; the goal for the house is 62,000
 # lines in 260 files.
-MOST_HOUSE_LINES = 67_146
+MOST_HOUSE_LINES = 67_130
 MOST_HOUSE_FILES = 286
-MOST_WING_LINES = 17_892
+MOST_WING_LINES = 17_888
 MOST_WING_FILES = 89
 # The tests, and of these what is no file of tests. Both may only fall; the goals are 68,000 and 20,000.
 MOST_TEST_LINES = 90_356

@@ -15,16 +15,13 @@ import struct
 import time
 import zlib
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from ddp.elastic import commits
 from ddp.elastic.files import dcp, part_file
+from ddp.elastic.files.dcp import Fragment, Table
+from ddp.elastic.files.folders import Folder
 from ddp.elastic.files.part_file import FOOTER_BYTES, FileIndex, read_again
 from ddp.elastic.images.image import DamagedImage, head_of
-
-if TYPE_CHECKING:
-    from ddp.elastic.files.dcp import Fragment, Table
-    from ddp.elastic.files.folders import Folder
 
 _MAGIC = b"ddpmani1"
 _LOOKS, _PAUSE_S = 3, 1.0  # at a store whose listing is stale
